@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from freight.kernels import few_pairs, pairs
+from freight.kernels.eights import join_eight_rows
 from freight.kernels.few_pairs import gate_neighbours, multiply_few
 from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.micro import join_micro_rows
 from freight.kernels.product import Product
 from freight.kernels.threads import find_loops
-from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
+from freight.model.number_format import EightFloats, Grouped, MicroFloats
 
 
 def test_any_number_of_tokens_is_for_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,21 +54,27 @@ def _need_pairs() -> None:
         pytest.skip("the processor has no instruction for pairs")
 
 
-def _in_groups(plain: torch.Tensor, size: int, generator: torch.Generator) -> CompressedRows:
-    """Such rows in groups; of size 0 others as large in MXFP4."""
-    if not size:
-        blocks, exponents = (
-            torch.randint(first, last, shape, dtype=torch.uint8, generator=generator)
-            for first, last, shape in (
-                (0, 256, (len(plain), plain.shape[1] // 2)),
-                (120, 127, (len(plain), plain.shape[1] // MICRO_COLUMNS)),
-            )
-        )
-        raw = join_micro_rows(blocks, exponents)
-        return CompressedRows(raw=raw, columns=plain.shape[1], number_format=MicroFloats())
-    kind = Grouped(bits=4, group_size=size)
-    raw = quantise(plain, kind)
-    return CompressedRows(raw=raw, columns=plain.shape[1], number_format=kind)
+def _kept(
+    plain: torch.Tensor, name: str, generator: torch.Generator
+) -> torch.Tensor | CompressedRows:
+    """Such rows in groups of so many, or others as large in floats of 4 or 8 bits."""
+    if name == "plain":
+        return plain
+    count, columns = plain.shape
+    form: Grouped | MicroFloats | EightFloats
+    if name == "mxfp4":
+        blocks = torch.randint(0, 256, (count, columns // 2), generator=generator)
+        exponents = torch.randint(120, 127, (count, columns // 32), generator=generator)
+        raw, form = join_micro_rows(blocks.byte(), exponents.byte()), MicroFloats()
+    elif name == "fp8":
+        codes = torch.randint(0, 127, (2, count, columns), generator=generator)
+        codes = codes[0] | (codes[1] & 1) << 7
+        scales = torch.rand(count, columns // 128, generator=generator) / 64
+        raw, form = join_eight_rows(codes.byte(), scales), EightFloats()
+    else:
+        form = Grouped(bits=4, group_size=int(name))
+        raw = quantise(plain, form)
+    return CompressedRows(raw=raw, columns=columns, number_format=form)
 
 
 def _made_plain(rows: CompressedRows) -> torch.Tensor:
@@ -80,26 +87,24 @@ def _halves(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).bfloat16()
 
 
-@pytest.mark.parametrize("group_size", [None, 0, 32, 64, 256])
+@pytest.mark.parametrize("kept", ["plain", "mxfp4", "fp8", "32", "64", "256"])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("tokens", range(1, 13))
 def test_few_tokens_meet_rows_of_many_products(
-    tokens: int, threads: int, group_size: int | None, monkeypatch: pytest.MonkeyPatch
+    tokens: int, threads: int, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of rows that are no whole panels or turns, tokens and results with something between
     them, and each thing that can become of sums; nothing beside the results is touched. Rows are
-    plain, in groups, or of MXFP4."""
+    plain, in groups, or of floats of 4 or 8 bits."""
     _need_pairs()
     monkeypatch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
     if tokens > find_loops().few_pairs.FEW_TOKENS:  # type: ignore[union-attr]
         pytest.skip("more than a few here")
     generator = torch.Generator().manual_seed(tokens)
-    columns, counts = 96 if group_size is None else 768, (1, 3, 33, 70, 70, 128)
+    columns, counts = 96 if kept == "plain" else 768, (1, 3, 33, 70, 70, 128)
     x = _halves(generator, tokens, columns + 32)[:, :columns]
     plain = [_halves(generator, count, columns) for count in counts]
-    rows = [*plain]
-    if group_size is not None:
-        rows = [_in_groups(own, group_size, generator) for own in plain]
+    rows = [_kept(own, kept, generator) for own in plain]
     plain = [own if isinstance(own, torch.Tensor) else _made_plain(own) for own in rows]
     biases = [torch.randn(count, generator=generator).bfloat16() for count in counts]
     room = _halves(generator, tokens, sum(counts) + 10)
@@ -129,7 +134,7 @@ def test_few_tokens_meet_rows_of_many_products(
         multiply_few(x, products)
     finally:
         torch.set_num_threads(earlier_threads)
-    atol = 2e-2 if group_size is None else 0.25
+    atol = 2e-2 if kept == "plain" else 0.25
     torch.testing.assert_close(room, expected, rtol=2e-2, atol=atol)
     assert torch.equal(room[:, before + 128 :], expected[:, before + 128 :])
 

@@ -1,5 +1,6 @@
 """Rows of 4-bit codes in groups, or of MXFP4, times a few tokens of bfloat16: what
-``pair_few_loops`` calls for them. Of a row codes come first, then its scales, then its minima, if it has any.
+``pair_few_loops`` calls for them. Of a row codes come first, then its scales, then its minima, if
+it has any.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from freight.kernels.micro import MAGNITUDES
 from freight.kernels.pair_few_blocks import ROWS
 from freight.kernels.vectors import WIDTH, add, load, of_bits, splat, total
 
-__all__ = ["EXPONENT", "lay_codes_tokens", "multiply_codes", "row_bytes", "wide_groups"]
+__all__ = ["EXPONENT", "lay_codes_tokens", "multiply_codes"]
 
 U = np.uintp
 F = np.float32
@@ -38,14 +39,7 @@ _STRETCH = WIDTH // 2
 
 
 @uncounted
-def row_bytes(pairs, size, factor_bytes):  # type: ignore[no-untyped-def]
-    """Of a row of so many pairs of codes."""
-    groups = 2 * pairs // size
-    return pairs + groups if factor_bytes == EXPONENT else pairs + 2 * factor_bytes * groups
-
-
-@uncounted
-def wide_groups(pairs, size):  # type: ignore[no-untyped-def]
+def _wide_groups(pairs, size):  # type: ignore[no-untyped-def]
     """How many groups it has, up to whole vectors."""
     return (2 * pairs // size + WIDTH - 1) // WIDTH * WIDTH
 
@@ -56,7 +50,7 @@ def lay_codes_tokens(x, halves, given, together, size, laid, shared, adds_up):  
     are numbers of pairs from one token to the next, of their pairs, and of tokens. Of those that
     are not there what is laid is zeros."""
     pitch, columns, tokens = given
-    step, groups, wide = size // 2, 2 * columns // size, wide_groups(columns, size)
+    step, groups, wide = size // 2, 2 * columns // size, _wide_groups(columns, size)
     for place in range((tokens + together - 1) // together * together):
         block, own = place // together, place % together
         for chunk in range(columns // CHUNK):
@@ -111,11 +105,11 @@ def _widen_exponents(raw, first, count, room, place):  # type: ignore[no-untyped
 @njit(nogil=True, cache=True, boundscheck=False)
 def multiply_codes(begin, height, following, given, x, shared, room, sums):  # type: ignore[no-untyped-def]
     """Sums [rows, 16] of ``height`` rows that begin at the address ``begin``, behind which come
-    those at ``following``; ``given`` are pairs of a row, tokens, a group's size, and bytes of a
-    scale; the room is for scales and minima of ROWS rows, zeros at first."""
-    columns, tokens, size, factor_bytes = given
-    line, groups = row_bytes(columns, size, factor_bytes), 2 * columns // size
-    wide, chunks, bits = U(wide_groups(columns, size)), U(columns // CHUNK), U(0)
+    those at ``following``; ``given`` are pairs of a row, tokens, and how rows are kept; the
+    room is for scales and minima of ROWS rows, zeros at first."""
+    columns, tokens, (line, size, factor_bytes) = given
+    groups = 2 * columns // size
+    wide, chunks, bits = U(_wide_groups(columns, size)), U(columns // CHUNK), U(0)
     while (size // 2) >> bits > 1:
         bits += U(1)
     raw, behind = bytes_at(begin, height * line), following - begin

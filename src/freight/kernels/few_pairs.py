@@ -1,5 +1,5 @@
-"""Products of a few tokens of bfloat16 and rows of bfloat16, of 4-bit codes in groups or of MXFP4,
-by loops that take all of them by one call, where the processor multiplies pairs at once."""
+"""Products of a few tokens of bfloat16 and rows of bfloat16, of 4-bit codes or of floats of 4 or 8
+bits, by loops that take all of them by one call, where the processor multiplies pairs at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Product
+from freight.kernels.row_kinds import KeptCodes, KeptEights, KeptPairs
 from freight.kernels.sharing import team_threads, together
 from freight.kernels.sums import PUTS
 from freight.kernels.threads import find_loops, has_words
-from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
+from freight.model.number_format import MICRO_COLUMNS, EightFloats, Grouped, MicroFloats
 
 __all__ = [
     "few_codes_are_for_pairs",
@@ -33,57 +34,69 @@ _COUNTERS: Final = 2
 _TABLE_COLUMNS: Final = 6
 _EXPONENT: Final = 1
 """Byte of a scale that is a power of two."""
+_BYTES_OF_EIGHTS_SCALE: Final = 4
 _LEAST_GROUP: Final = 32
 _CHUNK_COLUMNS: Final = 64
 """Whose codes a loop looks up together."""
 
+_Form = Grouped | MicroFloats | EightFloats
+"""Of compressed rows."""
+
 
 def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
-    """Whether these are so few tokens, and codes of one kind, that loops multiply as they are."""
+    """Whether these are so few tokens, and compressed rows of one kind, that loops multiply as they
+    are."""
     loops = find_loops() if x.dtype is torch.bfloat16 and x.device.type == "cpu" else None
     if loops is None or loops.few_pairs is None or not products:
         return False
     if x.shape[0] > loops.few_pairs.FEW_TOKENS or x.shape[1] % _CHUNK_COLUMNS:
         return False
-    kind = _kind(products[0])
+    form = _form(products[0])
     return (
-        kind is not None
-        and _takes(kind)
+        form is not None
+        and _takes(form)
         and lies_in_pairs(x)
-        and all(_kind(own) == kind for own in products[1:])
+        and all(_form(own) == form for own in products[1:])
         and gate_neighbours(products)
-        and all(has_words(own.out) and _lies_together(own, kind) for own in products)
+        and all(has_words(own.out) and _lies_together(own, form) for own in products)
     )
 
 
-def _kind(product: Product) -> Grouped | MicroFloats | None:
+def _form(product: Product) -> _Form | None:
     rows = product.rows
     own = None if isinstance(rows, torch.Tensor) else rows.number_format
-    return own if isinstance(own, Grouped | MicroFloats) else None
+    return own if isinstance(own, Grouped | MicroFloats | EightFloats) else None
 
 
-def _sizes(kind: Grouped | MicroFloats) -> tuple[int, int]:
-    """Columns of a group, and bytes of its scale, as loops are told."""
-    if isinstance(kind, MicroFloats):
-        return MICRO_COLUMNS, _EXPONENT
-    return kind.group_size, kind.factor_bytes
-
-
-def _takes(kind: Grouped | MicroFloats) -> bool:
-    if isinstance(kind, MicroFloats):
+def _takes(form: _Form) -> bool:
+    if not isinstance(form, Grouped):
         return True
-    if kind.across or kind.code_bits != 4:
+    if form.across or form.code_bits != 4:
         return False
-    return kind.group_size >= _LEAST_GROUP and kind.group_size.bit_count() == 1
+    return form.group_size >= _LEAST_GROUP and form.group_size.bit_count() == 1
 
 
-def _lies_together(product: Product, kind: Grouped | MicroFloats) -> bool:
+def _lies_together(product: Product, form: _Form) -> bool:
     """Whether rows follow each other, and scales begin where loops can load them."""
-    rows = product.rows
+    rows, size = product.rows, 1
     assert isinstance(rows, CompressedRows)
-    _, size = _sizes(kind)
+    if not isinstance(form, MicroFloats):
+        size = form.factor_bytes if isinstance(form, Grouped) else _BYTES_OF_EIGHTS_SCALE
     is_whole = rows.raw.data_ptr() % size == 0 and rows.raw.shape[1] % size == 0
     return is_whole and rows.raw.is_contiguous()
+
+
+def _kept(product: Product) -> KeptPairs | KeptCodes | KeptEights:
+    """How rows are kept, as loops are told."""
+    rows, form = product.rows, _form(product)
+    if isinstance(rows, torch.Tensor):
+        return KeptPairs(rows.shape[1] * rows.itemsize)
+    row_bytes = rows.raw.shape[1]
+    if isinstance(form, Grouped):
+        return KeptCodes(row_bytes, form.group_size, form.factor_bytes)
+    if isinstance(form, MicroFloats):
+        return KeptCodes(row_bytes, MICRO_COLUMNS, _EXPONENT)
+    return KeptEights(row_bytes)
 
 
 def lies_in_pairs(x: torch.Tensor) -> bool:
@@ -104,15 +117,14 @@ def gate_neighbours(products: Sequence[Product]) -> bool:
 
 def multiply_few(x: torch.Tensor, products: Sequence[Product]) -> None:
     """Rows one by one, as fast as they can be read: all plain, or such codes."""
-    loops, kind, biases = find_loops(), _kind(products[0]), wide_biases(products)
+    loops, kept, biases = find_loops(), _kept(products[0]), wide_biases(products)
     assert loops is not None
-    places = () if kind is None else _sizes(kind)
-    table, counters = product_table(x, products, biases, *places), np.zeros(_COUNTERS, np.int64)
+    table, counters = product_table(x, products, biases), np.zeros(_COUNTERS, np.int64)
     shares = worth_shares(x, products, LEAST_SHARED_OF_FEW)
     if threads := team_threads(shares):
-        loops.few_pairs.few_together(threads, counters, table)
+        loops.few_pairs.few_together(threads, counters, table, kept)
         return
-    together(lambda: loops.few_pairs.few_in_turns(counters, table), shares, waits=False)
+    together(lambda: loops.few_pairs.few_in_turns(counters, table, kept), shares, waits=False)
 
 
 def wide_biases(products: Sequence[Product]) -> list[torch.Tensor | None]:

@@ -1,29 +1,28 @@
-"""Loops over rows of bfloat16, or of 4-bit codes, times a few tokens of bfloat16, by pairs of
-neighbours, which numba compiles: as fast as rows can be read. Threads that call them with the same
-counters take turns.
+"""Loops over rows of bfloat16, of 4-bit codes or of floats of 8 bits, times a few tokens of
+bfloat16, by pairs of neighbours, which numba compiles: as fast as rows can be read. Threads that
+call them with the same counters take turns.
 
 Arrays of uint32 hold the pairs. Products and sums are float32; results are rounded once.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
 from freight.kernels.addresses import floats_at, halves_at, words_at
 from freight.kernels.cache_lines import whole_lines, zero_lines
-from freight.kernels.code_few_loops import (
-    EXPONENT,
-    lay_codes_tokens,
-    multiply_codes,
-    row_bytes,
-    wide_groups,
-)
-from freight.kernels.compiled import uncounted
+from freight.kernels.code_few_loops import EXPONENT, lay_codes_tokens, multiply_codes
+from freight.kernels.compiled import UNCOUNTED, uncounted
+from freight.kernels.eight_few_loops import multiply_eights
 from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_few_blocks import ROWS, put_few_products
 from freight.kernels.product_loops import put_sums
+from freight.kernels.row_kinds import KeptCodes, KeptEights, KeptPairs, kind_of
 from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH, load, splat, store
@@ -74,12 +73,6 @@ def _lay(x, pitch, columns, tokens, blocks, laid):  # type: ignore[no-untyped-de
 
 
 @uncounted
-def _row_bytes(table):  # type: ignore[no-untyped-def]
-    columns, size = table[0, 2], table[0, 4]
-    return row_bytes(columns, size, table[0, 5]) if size else columns * _BYTES
-
-
-@uncounted
 def _together(tokens):  # type: ignore[no-untyped-def]
     """Of so many, how many a block has."""
     if tokens <= 2:
@@ -109,11 +102,54 @@ def _multiply(rows, start, pitch, tokens, laid, sums, place, ahead):  # type: ig
         _HALF_OF_TWELVE(rows, start, pitch, others, count, sums, place + U(6), half)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
-def _multiply_pairs(begin, height, following, table, laid, left, sums):  # type: ignore[no-untyped-def]
+def _lay_tokens(
+    kind: Any, x: Any, halves: Any, given: Any, together: Any, laid: Any, shared: Any
+) -> None:
+    """Tokens as blocks take them; ``given`` are numbers of pairs from one token to the next, of
+    their pairs, and of tokens."""
+
+
+@overload(_lay_tokens, jit_options=UNCOUNTED)
+def _lay_tokens_of(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
+    return _lay_for_codes if kind_of(kind) is KeptCodes else _lay_pairs
+
+
+def _lay_for_codes(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
+    adds_up = kind.factor_bytes != EXPONENT
+    lay_codes_tokens(x, halves, given, together, kind.size, laid, shared, adds_up)
+
+
+def _lay_pairs(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
+    pitch, columns, tokens = given
+    _lay(x, pitch, columns, tokens, (tokens + together - 1) // together, laid)
+
+
+def _multiply_rows(
+    kind: Any, begin: Any, height: Any, following: Any, given: Any, laid: Any, room: Any, sums: Any
+) -> None:
     """Sums [rows, 16] of ``height`` rows that begin at the address ``begin``, behind which come
-    those at ``following``."""
-    columns, tokens = table[0, 2], table[0, 3]
+    those at ``following``; ``given`` are pairs of a row, and tokens."""
+
+
+@overload(_multiply_rows, jit_options={"nogil": True, "boundscheck": False})
+def _multiply_rows_of(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
+    own = {KeptPairs: _multiply_pairs, KeptCodes: _multiply_codes, KeptEights: _multiply_eights}
+    return own[kind_of(kind)]
+
+
+def _multiply_codes(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
+    shared, left = room
+    own = given[0], given[1], (kind.row_bytes, kind.size, kind.factor_bytes)
+    multiply_codes(begin, height, following, own, laid, shared, left, sums)
+
+
+def _multiply_eights(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
+    own = given[0], given[1], kind.row_bytes
+    multiply_eights(begin, height, following, own, laid, sums)
+
+
+def _multiply_pairs(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
+    columns, tokens = given
     rows, pitch = words_at(begin, height * columns), U(columns)
     whole, behind = height // ROWS * ROWS, (following - begin) // _BYTES
     for row in range(0, whole, ROWS):
@@ -122,23 +158,20 @@ def _multiply_pairs(begin, height, following, table, laid, left, sums):  # type:
         to = U(row * WIDTH)
         _multiply(rows, U(row * columns), pitch, tokens, laid, sums, to, U(ahead))
     if whole < height:
+        left = room[1].view(np.uint32)
         for place in range((height - whole) * columns):
             left[U(place)] = rows[U(whole * columns + place)]
         _multiply(left, U(0), pitch, tokens, laid, sums, U(whole * WIDTH), U(0))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _some_rows(table, line, first, following, laid, shared, left, sums, turned):  # type: ignore[no-untyped-def]
+def _some_rows(kind, table, line, first, following, laid, room, sums, turned):  # type: ignore[no-untyped-def]
     """The rows of a turn from ``first`` on, behind which come those whose address is
     ``following``."""
-    columns, tokens, size, apart = table[0, 2], table[0, 3], table[0, 4], table[line, 5]
+    columns, tokens, apart = table[0, 2], table[0, 3], table[line, 5]
     height = min(_TURN_ROWS, table[line, 1] - first)
-    begin = table[line, 0] + first * _row_bytes(table)
-    if size:
-        given = columns, tokens, size, table[0, 5]
-        multiply_codes(begin, height, following, given, laid, shared, left, sums)
-    else:
-        _multiply_pairs(begin, height, following, table, laid, left.view(np.uint32), sums)
+    begin = table[line, 0] + first * kind.row_bytes
+    _multiply_rows(kind, begin, height, following, (columns, tokens), laid, room, sums)
     added, adds = table[line, 2], table[line, 3]
     bias = floats_at(added + 4 * first if added else 0, height if added else 0)
     out = halves_at(table[line, 4] + 2 * first, (tokens - 1) * apart + height)
@@ -146,38 +179,32 @@ def _some_rows(table, line, first, following, laid, shared, left, sums, turned):
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def few_in_turns(counters, table):  # type: ignore[no-untyped-def]
-    """Products of the same tokens, FEW_TOKENS at most, and rows of one kind, all of which are there
-    when this returns, whoever made them. The first line of the table says of the tokens where they
-    are, pairs from one to the next, how many pairs, and how many tokens; of rows of codes the size
-    of a group and bytes of a scale, of plain ones 0. Each further line says of a product where rows
-    are and how many, where float32 are to be added or 0, what becomes of sums, where results are,
-    and numbers from one to the next. Of two counters the first says how many turns are taken, the
-    second how many rows are done."""
-    pitch, columns, tokens, size = table[0, 1], table[0, 2], table[0, 3], table[0, 4]
+def few_in_turns(counters, table, kind):  # type: ignore[no-untyped-def]
+    """Products of the same tokens, FEW_TOKENS at most, and rows that are all kept in one way, all
+    of which are there when this returns, whoever made them. The first line of the table says of the
+    tokens where they are, pairs from one to the next, how many pairs, and how many tokens. Each
+    further line says of a product where rows are and how many, where float32 are to be added or 0,
+    what becomes of sums, where results are, and numbers from one to the next. Of two counters the
+    first says how many turns are taken, the second how many rows are done."""
+    pitch, columns, tokens = table[0, 1], table[0, 2], table[0, 3]
     last = (tokens - 1) * pitch + columns
-    x, together = floats_at(table[0, 0], last), _together(tokens)
-    blocks = (tokens + together - 1) // together
-    wide = wide_groups(columns, size) if size else 0
-    laid, shared = whole_lines(_MOST_TOKENS * columns), zero_lines(_MOST_TOKENS * wide)
-    left = zero_lines(2 * ROWS * wide if size else ROWS * columns)
+    x, halves = floats_at(table[0, 0], last), halves_at(table[0, 0], 2 * last)
+    laid, together = whole_lines(_MOST_TOKENS * columns), _together(tokens)
+    # Of groups there are as many as sixteens of pairs at most, up to whole vectors.
+    room = zero_lines(_MOST_TOKENS * (columns // WIDTH + WIDTH)), zero_lines(ROWS * columns)
     sums, turned = zero_lines(_TURN_ROWS * WIDTH), whole_lines(WIDTH * WIDTH)
-    if size:
-        halves, given = halves_at(table[0, 0], 2 * last), (pitch, columns, tokens)
-        lay_codes_tokens(x, halves, given, together, size, laid, shared, table[0, 5] != EXPONENT)
-    else:
-        _lay(x, pitch, columns, tokens, blocks, laid)
+    _lay_tokens(kind, x, halves, (pitch, columns, tokens), together, laid, room[0])
     line, first = _place(table, take(counters, U(0), 1))
     while line > 0:
         next_line, next_first = _place(table, take(counters, U(0), 1))
-        following = (
-            table[next_line, 0] + next_first * _row_bytes(table) if next_line else np.int64(0)
-        )
+        following = np.int64(0)
+        if next_line > 0:
+            following = table[next_line, 0] + next_first * kind.row_bytes
         gates = line + 1 < table.shape[0] and table[line + 1, 3] == GATES
-        own = table[line + 1, 0] + first * _row_bytes(table) if gates else following
-        _some_rows(table, line, first, own, laid, shared, left, sums, turned)
+        own = table[line + 1, 0] + first * kind.row_bytes if gates else following
+        _some_rows(kind, table, line, first, own, laid, room, sums, turned)
         if gates:
-            _some_rows(table, line + 1, first, following, laid, shared, left, sums, turned)
+            _some_rows(kind, table, line + 1, first, following, laid, room, sums, turned)
         height = min(_TURN_ROWS, table[line, 1] - first)
         take(counters, U(1), (2 if gates else 1) * height)
         line, first = next_line, next_first

@@ -10,6 +10,9 @@ __all__ = [
     "EightRows",
     "ExponentRows",
     "FourRows",
+    "KeptCodes",
+    "KeptEights",
+    "KeptPairs",
     "MicroRows",
     "NumberRows",
     "PairRows",
@@ -78,6 +81,26 @@ class SummedCodeRows(NamedTuple):
     columns: int
     row_bytes: int
     sums: Any
+
+
+class KeptPairs(NamedTuple):
+    """How rows of bfloat16 are kept that few tokens meet."""
+
+    row_bytes: int
+
+
+class KeptCodes(NamedTuple):
+    """How rows of 4-bit codes are: bytes of a row, columns of a group, and bytes of its scale."""
+
+    row_bytes: int
+    size: int
+    factor_bytes: int
+
+
+class KeptEights(NamedTuple):
+    """How rows of floats of 8 bits are."""
+
+    row_bytes: int
 
 
 class FourRows(NamedTuple):
