@@ -49,7 +49,7 @@ def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> boo
     loops = find_loops() if x.dtype is torch.bfloat16 and x.device.type == "cpu" else None
     if loops is None or loops.few_pairs is None or not products:
         return False
-    if x.shape[0] > loops.few_pairs.FEW_TOKENS or x.shape[1] % _CHUNK_COLUMNS:
+    if x.shape[0] > loops.few_pairs.FEW_TOKENS_OF_CODES or x.shape[1] % _CHUNK_COLUMNS:
         return False
     form = _form(products[0])
     return (

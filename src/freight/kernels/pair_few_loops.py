@@ -27,13 +27,15 @@ from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH, load, splat, store
 
-__all__ = ["FEW_TOKENS", "few_in_turns", "few_together"]
+__all__ = ["FEW_TOKENS", "FEW_TOKENS_OF_CODES", "few_in_turns", "few_together"]
 
 U = np.uintp
 F = np.float32
 _MOST_TOKENS = 12
 FEW_TOKENS = 8 if may_use_tiles() else _MOST_TOKENS
 """Up to which rows had better meet them one by one."""
+FEW_TOKENS_OF_CODES = 4 if may_use_tiles() else _MOST_TOKENS
+"""The same of compressed rows."""
 _TURN_ROWS = 2 * WIDTH
 _AHEAD = 2 * ROWS
 """Rows that are fetched before they are wanted."""
