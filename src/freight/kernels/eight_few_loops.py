@@ -8,29 +8,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from freight.kernels.addresses import bytes_at
 from freight.kernels.compiled import uncounted
-from freight.kernels.llvm import (
-    BYTE,
-    FLOAT,
-    FLOATS,
-    WIDTH,
-    address_of,
-    constant,
-    fetch,
-    narrowed_both,
-    pair_products,
-    put_lanes,
-    splat,
-    totals,
-)
+from freight.kernels.llvm import BYTE, FLOAT, WIDTH, narrowed_both, pair_products, splat
 from freight.kernels.micro_registers import eights
-from freight.kernels.pair_few_blocks import ROWS
+from freight.kernels.pair_few_blocks import INDEX, ROWS, FewBlock
 from freight.model.number_format import EIGHT_COLUMNS
 
 __all__ = ["multiply_eights"]
@@ -41,7 +27,7 @@ _CHUNK: Final = 2 * WIDTH
 _CHUNKS_OF_A_GROUP: Final = EIGHT_COLUMNS // _CHUNK
 _AHEAD = 2 * ROWS
 """Rows that are fetched before they are wanted."""
-_INDEX = types.uintp
+_SCALE_BYTES: Final = 4
 
 
 def _put_few_eights(num_tokens: int, num_fetched: int = ROWS) -> Any:
@@ -56,74 +42,33 @@ def _put_few_eights(num_tokens: int, num_fetched: int = ROWS) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = signature.args
-        raw, start, line, height, part = cgutils.unpack_tuple(builder, arguments[0])
-        x, chunks = cgutils.unpack_tuple(builder, arguments[1])
-        sums, place = cgutils.unpack_tuple(builder, arguments[2])
-        ahead = arguments[3]
-
-        def whole(value: int) -> Any:
-            return ir.Constant(start.type, value)
-
-        def at(number: int, array: Any, index: Any) -> Any:
-            return address_of(context, builder, kinds[number][0], array, index)
-
-        def sixteen(begin: Any, index: Any, kind: ir.Type = FLOAT) -> Any:
-            pointer = ir.VectorType(kind, WIDTH).as_pointer()
-            own = builder.bitcast(builder.gep(begin, [index]), pointer)
-            return builder.load(own, align=1 if kind is BYTE else 4)
-
-        def fused(a: Any, b: Any, c: Any) -> Any:
-            kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32")
-            return builder.call(function, [a, b, c])
-
-        # Rows that are not there are the last one once more.
-        last = builder.sub(height, whole(1))
-        own_rows = []
-        for row in range(ROWS):
-            is_there = builder.icmp_unsigned("<", whole(row), height)
-            number = builder.select(is_there, whole(row), last)
-            own_rows.append(at(0, raw, builder.add(start, builder.mul(line, number))))
-        coming = [
-            at(0, raw, builder.add(ahead, builder.mul(line, whole(row))))
-            for row in range(num_fetched)
-        ]
-        columns, behind = at(1, x, whole(0)), builder.mul(chunks, whole(_CHUNK))
-        nothing, kept = constant(FLOAT, 0.0), {}
-        for row in range(ROWS):
-            for token in range(num_tokens):
-                kept[row, token] = cgutils.alloca_once(builder, FLOATS)
-                builder.store(nothing, kept[row, token])
+        of_raw, of_x, of_sums, _ = (kind if kind is INDEX else kind[0] for kind in signature.args)
+        *tuples, ahead = arguments
+        own = [cgutils.unpack_tuple(builder, each) for each in tuples]
+        (raw, start, line, height, part), (x, chunks), (sums, place) = own
+        block = FewBlock(context, builder, num_tokens)
+        own_rows = block.rows_there(of_raw, raw, start, line, height)
+        coming = block.rows(of_raw, raw, ahead, line, num_fetched)
+        columns = block.address(of_x, x, block.whole(0))
+        behind = builder.mul(chunks, block.whole(_CHUNK))
         with cgutils.for_range(builder, chunks) as loop:
-            for row in coming:
-                fetch(builder, builder.gep(row, [builder.mul(loop.index, part)]), near=False)
-            byte = builder.mul(loop.index, whole(_CHUNK))
-            group = builder.udiv(loop.index, whole(_CHUNKS_OF_A_GROUP))
-            scale_at = builder.add(behind, builder.mul(group, whole(4)))
-            first = builder.mul(loop.index, whole(WIDTH * num_tokens))
-            values = [
-                sixteen(columns, builder.add(first, whole(WIDTH * token)))
-                for token in range(num_tokens)
-            ]
-            for row in range(ROWS):
+            block.fetch(coming, builder.mul(loop.index, part))
+            byte = builder.mul(loop.index, block.whole(_CHUNK))
+            group = builder.udiv(loop.index, block.whole(_CHUNKS_OF_A_GROUP))
+            scale_at = builder.add(behind, builder.mul(group, block.whole(_SCALE_BYTES)))
+            tokens = block.tokens(columns, loop.index)
+            for row, begin in enumerate(own_rows):
                 halves = [
-                    eights(builder, sixteen(own_rows[row], builder.add(byte, whole(own)), BYTE))
-                    for own in (0, WIDTH)
+                    eights(builder, block.load(begin, builder.add(byte, block.whole(half)), BYTE))
+                    for half in (0, WIDTH)
                 ]
-                own_floats = narrowed_both(builder, *halves)
-                pointer = builder.gep(own_rows[row], [scale_at])
-                number = builder.load(builder.bitcast(pointer, FLOAT.as_pointer()), align=4)
-                scale = splat(builder, number)
-                for token, factor in enumerate(values):
-                    found = pair_products(builder, nothing, own_floats, factor)
-                    own = kept[row, token]
-                    builder.store(fused(scale, found, builder.load(own)), own)
-        lanes = 1 << (num_tokens - 1).bit_length()
-        for row in range(ROWS):
-            own = [builder.load(kept[row, token % num_tokens]) for token in range(lanes)]
-            target = at(2, sums, builder.add(place, whole(WIDTH * row)))
-            put_lanes(builder, totals(builder, own), range(lanes), target)
+                values = narrowed_both(builder, *halves)
+                pointer = builder.bitcast(builder.gep(begin, [scale_at]), FLOAT.as_pointer())
+                scale = splat(builder, builder.load(pointer, align=_SCALE_BYTES))
+                for token, (own_pairs,) in enumerate(tokens):
+                    found = pair_products(builder, block.nothing, values, own_pairs)
+                    block.add_times(row, token, scale, found)
+        block.put(of_sums, sums, place)
         return context.get_dummy_value()
 
     @intrinsic
