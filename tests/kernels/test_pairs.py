@@ -72,7 +72,8 @@ def _kept(
         scales = torch.rand(count, columns // 128, generator=generator) / 64
         raw, form = join_eight_rows(codes.byte(), scales), EightFloats()
     else:
-        form = Grouped(bits=4, group_size=int(name))
+        bits, size = map(int, name.split("/"))
+        form = Grouped(bits=bits, group_size=size)
         raw = quantise(plain, form)
     return CompressedRows(raw=raw, columns=columns, number_format=form)
 
@@ -87,7 +88,9 @@ def _halves(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).bfloat16()
 
 
-@pytest.mark.parametrize("kept", ["plain", "mxfp4", "fp8", "32", "64", "256"])
+@pytest.mark.parametrize(
+    "kept", ["plain", "mxfp4", "fp8", "4/32", "4/64", "4/256", "8/32", "8/128"]
+)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("tokens", range(1, 13))
 def test_few_tokens_meet_rows_of_many_products(

@@ -1,7 +1,7 @@
-"""Blocks of a product of a few tokens of bfloat16 and rows of 4-bit codes in groups, whose sums
-stay in registers: codes are whole numbers, or floats of 4 bits, which bfloat16 has all of, so that
-no row is made plain. A product with minimum + code * scale is the scale times that with the codes,
-and the minimum times the sum of the token's columns.
+"""Blocks of a product of a few tokens of bfloat16 and rows of codes in groups, in 4 or 8 bits,
+whose sums stay in registers: codes are whole numbers, or floats of 4 bits, which bfloat16 has all
+of, so that no row is made plain. A product with minimum + code * scale is the scale times that with
+the codes, and the minimum times the sum of the token's columns.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from freight.kernels.code_registers import look_up
-from freight.kernels.llvm import BYTE, SHORT, WIDTH, WORDS, pair_products, splat
+from freight.kernels.llvm import (
+    BYTE,
+    SHORT,
+    WIDTH,
+    WORDS,
+    narrowed_both,
+    pair_products,
+    splat,
+    widen_codes,
+)
 from freight.kernels.pair_few_blocks import INDEX, ROWS, FewBlock
+from freight.kernels.row_kinds import KeptBytes, kind_of
 
 __all__ = ["CHUNK", "put_few_products_of_codes"]
 
 CHUNK: Final = 32
-"""Bytes of codes that are looked up together."""
+"""Bytes of codes that are looked up, or widened, together."""
 _BOTH: Final = [*range(WIDTH // 2), *range(WIDTH + WIDTH // 2, 2 * WIDTH)]
 """Of two vectors the lower half of the one and the upper half of the other."""
 
@@ -29,14 +39,15 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
     """What makes sums[place + 16 r + t] the products of ROWS rows and num_tokens tokens; of each
     row all lanes up to the next power of two are written. It takes
 
+    - how rows are kept: codes, or bytes
     - (raw, start, line, height, part): bytes, where rows begin and how far they are apart, how many
       of them there are, and how many bytes a chunk of codes has, with its share of scales
     - (factors, wide, lowest, bits): float32, each row's scale of each group, ``wide`` apart, minima
       ROWS rows behind, of the first ``lowest`` groups; bytes of a group's codes are two to the
-      power of ``bits``, sixteen or more
-    - (table,): bfloat16, what each code stands for, twice
-    - (x, chunks): bfloat16, of each chunk each token's columns side by side, first those of the
-      lower halves of bytes, then those of the upper ones
+      power of ``bits``, sixteen or more, 32 or more of 8 bits
+    - (table,): bfloat16, what each code of 4 bits stands for, twice
+    - (x, chunks): bfloat16, of each chunk each token's columns side by side; of 4 bits first those
+      of the lower halves of bytes, then those of the upper ones
     - (shared,): of each token the sums of each group's columns, ``wide`` apart, zeros where there
       is no group
     - (sums, place)
@@ -45,9 +56,10 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         of_raw, of_factors, of_table, of_x, of_shared, of_sums, _ = (
-            kind if kind is INDEX else kind[0] for kind in signature.args
+            kind if kind is INDEX else kind[0] for kind in signature.args[1:]
         )
-        *tuples, ahead = arguments
+        are_bytes = kind_of(signature.args[0]) is KeptBytes
+        _, *tuples, ahead = arguments
         own = [cgutils.unpack_tuple(builder, each) for each in tuples]
         (raw, start, line, height, part), (factors, wide, lowest, bits), (numbers,) = own[:3]
         (x, chunks), (shared,), (sums, place) = own[3:]
@@ -74,26 +86,44 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
                 builder.lshr(builder.add(byte, block.whole(half * CHUNK // 2)), bits)
                 for half in (0, 1)
             ]
-            tokens = block.tokens(columns, loop.index, parts=2)
+            tokens = block.tokens(columns, loop.index, parts=1 if are_bytes else 2)
             for row, begin in enumerate(own_rows):
                 codes = block.load(begin, byte, BYTE, CHUNK)
-                codes = builder.zext(codes, ir.VectorType(SHORT, CHUNK))
-                high = builder.lshr(codes, ir.Constant(codes.type, [4] * CHUNK))
-                low, high = (look_up(builder, table, each) for each in (codes, high))
                 one, other = (
                     splat(builder, builder.load(builder.gep(scales[row], [group])))
                     for group in groups
                 )
-                scale = builder.shuffle_vector(one, other, ir.Constant(WORDS, _BOTH))
-                for token, (lower, upper) in enumerate(tokens):
-                    found = pair_products(builder, block.nothing, low, lower)
-                    found = pair_products(builder, found, high, upper)
+                if are_bytes:
+                    scale, values = one, [_widened(builder, codes)]
+                else:
+                    scale = builder.shuffle_vector(one, other, ir.Constant(WORDS, _BOTH))
+                    values = _looked_up(builder, table, codes)
+                for token, parts in enumerate(tokens):
+                    found = block.nothing
+                    for own_values, part_of_token in zip(values, parts, strict=True):
+                        found = pair_products(builder, found, own_values, part_of_token)
                     block.add_times(row, token, scale, found)
         block.put(of_sums, sums, place)
         return context.get_dummy_value()
 
     @intrinsic
-    def put(context, rows, factors, table, x, shared, target, ahead):  # type: ignore[no-untyped-def]
-        return types.none(rows, factors, table, x, shared, target, ahead), generate
+    def put(context, kind, rows, factors, table, x, shared, target, ahead):  # type: ignore[no-untyped-def]
+        return types.none(kind, rows, factors, table, x, shared, target, ahead), generate
 
     return put
+
+
+def _looked_up(builder: Any, table: Any, codes: Any) -> list[Any]:
+    """What the lower and the upper halves of so many bytes stand for."""
+    low = builder.zext(codes, ir.VectorType(SHORT, CHUNK))
+    high = builder.lshr(low, ir.Constant(low.type, [4] * CHUNK))
+    return [look_up(builder, table, own) for own in (low, high)]
+
+
+def _widened(builder: Any, codes: Any) -> Any:
+    """So many bytes as bfloat16, which has all of them."""
+    halves = [
+        builder.shuffle_vector(codes, codes, ir.Constant(WORDS, [*range(first, first + WIDTH)]))
+        for first in (0, WIDTH)
+    ]
+    return narrowed_both(builder, *(widen_codes(builder, own) for own in halves))

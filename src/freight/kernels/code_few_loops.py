@@ -1,4 +1,4 @@
-"""Rows of 4-bit codes in groups, or of MXFP4, times a few tokens of bfloat16: what
+"""Rows of codes in groups, or of MXFP4, times a few tokens of bfloat16: what
 ``pair_few_loops`` calls for them. Of a row codes come first, then its scales, then its minima, if
 it has any.
 """
@@ -16,7 +16,7 @@ from freight.kernels.micro import MAGNITUDES
 from freight.kernels.pair_few_blocks import ROWS
 from freight.kernels.vectors import WIDTH, add, load, of_bits, splat, total
 
-__all__ = ["EXPONENT", "lay_codes_tokens", "multiply_codes"]
+__all__ = ["EXPONENT", "lay_codes_tokens", "multiply_codes", "sum_groups"]
 
 U = np.uintp
 F = np.float32
@@ -45,12 +45,12 @@ def _wide_groups(pairs, size):  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def lay_codes_tokens(x, halves, given, together, size, laid, shared, adds_up):  # type: ignore[no-untyped-def]
-    """Tokens as blocks take them, and the sums of each group's columns if it ``adds_up``; ``given``
-    are numbers of pairs from one token to the next, of their pairs, and of tokens. Of those that
-    are not there what is laid is zeros."""
+def lay_codes_tokens(x, given, together, size, laid):  # type: ignore[no-untyped-def]
+    """Tokens as blocks take them that meet codes of 4 bits; ``given`` are numbers of pairs from one
+    token to the next, of their pairs, and of tokens. Of those that are not there what is laid is
+    zeros."""
     pitch, columns, tokens = given
-    step, groups, wide = size // 2, 2 * columns // size, _wide_groups(columns, size)
+    step = size // 2
     for place in range((tokens + together - 1) // together * together):
         block, own = place // together, place % together
         for chunk in range(columns // CHUNK):
@@ -62,36 +62,44 @@ def lay_codes_tokens(x, halves, given, together, size, laid, shared, adds_up):  
                 for pair in range(_STRETCH):
                     found = x[U(source + pair)] if place < tokens else F(0.0)
                     laid[U(begun + stretch + pair)] = found
-        if adds_up and place < tokens:
-            for group in range(groups):
-                found = splat(F(0.0))
-                for column in range(group * size, group * size + size, WIDTH):
-                    found = add(found, load(halves, U(2 * place * pitch + column)))
-                shared[U(place * wide + group)] = total(found)
 
 
 @uncounted
-def _multiply(rows, factors, table, tokens, x, chunks, shared, sums, place, ahead):  # type: ignore[no-untyped-def]
+def sum_groups(halves, given, size, shared):  # type: ignore[no-untyped-def]
+    """Of each group of a token's columns, of which minima become their products."""
+    pitch, columns, tokens = given
+    wide = _wide_groups(columns, size)
+    for token in range(tokens):
+        for group in range(2 * columns // size):
+            found = splat(F(0.0))
+            for column in range(group * size, group * size + size, WIDTH):
+                found = add(found, load(halves, U(2 * token * pitch + column)))
+            shared[U(token * wide + group)] = total(found)
+
+
+@uncounted
+def _multiply(kind, rows, factors, table, tokens, own_tokens, shared, target, ahead):  # type: ignore[no-untyped-def]
+    (x, columns, chunks), (sums, place) = own_tokens, target
     wide, half = factors[1], ahead + rows[2] * U(ROWS // 2)
-    first = (x, chunks), (shared,), (sums, place), ahead
+    first = (x, chunks), (shared,), target, ahead
     if tokens == 1:
-        _ONE(rows, factors, table, *first)
+        _ONE(kind, rows, factors, table, *first)
     elif tokens == 2:
-        _TWO(rows, factors, table, *first)
+        _TWO(kind, rows, factors, table, *first)
     elif tokens <= 4:
-        _FOUR(rows, factors, table, *first)
+        _FOUR(kind, rows, factors, table, *first)
     elif tokens <= 6:
-        _SIX(rows, factors, table, *first)
+        _SIX(kind, rows, factors, table, *first)
     elif tokens <= 8:
-        begun, behind = U(4) * chunks * U(CHUNK), U(4) * wide
-        _HALF_OF_EIGHT(rows, factors, table, *first)
+        begun, behind = U(4) * columns, U(4) * wide
+        _HALF_OF_EIGHT(kind, rows, factors, table, *first)
         others = (x[begun:], chunks), (shared[behind:],), (sums, place + U(4))
-        _HALF_OF_EIGHT(rows, factors, table, *others, half)
+        _HALF_OF_EIGHT(kind, rows, factors, table, *others, half)
     else:
-        begun, behind = U(6) * chunks * U(CHUNK), U(6) * wide
-        _HALF_OF_TWELVE(rows, factors, table, *first)
+        begun, behind = U(6) * columns, U(6) * wide
+        _HALF_OF_TWELVE(kind, rows, factors, table, *first)
         others = (x[begun:], chunks), (shared[behind:],), (sums, place + U(6))
-        _HALF_OF_TWELVE(rows, factors, table, *others, half)
+        _HALF_OF_TWELVE(kind, rows, factors, table, *others, half)
 
 
 @uncounted
@@ -103,27 +111,28 @@ def _widen_exponents(raw, first, count, room, place):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def multiply_codes(begin, height, following, given, x, shared, room, sums):  # type: ignore[no-untyped-def]
+def multiply_codes(kind, begin, height, following, given, x, shared, room, sums):  # type: ignore[no-untyped-def]
     """Sums [rows, 16] of ``height`` rows that begin at the address ``begin``, behind which come
-    those at ``following``; ``given`` are pairs of a row, tokens, and how rows are kept; the
+    those at ``following``; ``given`` are pairs of a row, tokens, and bytes of its codes; the
     room is for scales and minima of ROWS rows, zeros at first."""
-    columns, tokens, (line, size, factor_bytes) = given
+    columns, tokens, code_bytes = given
+    line, size, factor_bytes = kind.row_bytes, kind.size, kind.factor_bytes
     groups = 2 * columns // size
-    wide, chunks, bits = U(_wide_groups(columns, size)), U(columns // CHUNK), U(0)
-    while (size // 2) >> bits > 1:
+    wide, chunks, bits = U(_wide_groups(columns, size)), U(code_bytes // CHUNK), U(0)
+    while (code_bytes // groups) >> bits > 1:
         bits += U(1)
     raw, behind = bytes_at(begin, height * line), following - begin
-    part = U(line // (columns // CHUNK))
+    part = U(line // (code_bytes // CHUNK))
     for row in range(0, height, ROWS):
         left = min(ROWS, height - row)
         for own in range(left):
-            first = begin + (row + own) * line + columns
+            first = begin + (row + own) * line + code_bytes
             if factor_bytes == EXPONENT:
-                behind_codes = U((row + own) * line + columns)
+                behind_codes = U((row + own) * line + code_bytes)
                 _widen_exponents(raw, behind_codes, U(groups), room, U(own) * wide)
                 continue
-            for kind in range(2):
-                at, to = first + kind * groups * factor_bytes, U(own + kind * ROWS) * wide
+            for which in range(2):
+                at, to = first + which * groups * factor_bytes, U(own + which * ROWS) * wide
                 if factor_bytes == 2:
                     widen_factors(halves_at(at, groups), U(0), U(groups), room, to)
                 else:
@@ -132,5 +141,6 @@ def multiply_codes(begin, height, following, given, x, shared, room, sums):  # t
         ahead = (row + _AHEAD) * line if beyond < 0 else behind + beyond * line
         rows = raw, U(row * line), U(line), U(left), part
         own_factors = room, wide, U(0) if factor_bytes == EXPONENT else wide, bits
-        to, table = U(row * WIDTH), (_FOURS if factor_bytes == EXPONENT else _NUMBERS,)
-        _multiply(rows, own_factors, table, tokens, x, chunks, shared, sums, to, U(ahead))
+        target, table = (sums, U(row * WIDTH)), (_FOURS if factor_bytes == EXPONENT else _NUMBERS,)
+        own_tokens = x, U(columns), chunks
+        _multiply(kind, rows, own_factors, table, tokens, own_tokens, shared, target, U(ahead))

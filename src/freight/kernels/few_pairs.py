@@ -1,4 +1,4 @@
-"""Products of a few tokens of bfloat16 and rows of bfloat16, of 4-bit codes or of floats of 4 or 8
+"""Products of a few tokens of bfloat16 and rows of bfloat16, of codes or of floats in 4 or 8
 bits, by loops that take all of them by one call, where the processor multiplies pairs at once."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Product
-from freight.kernels.row_kinds import KeptCodes, KeptEights, KeptPairs
+from freight.kernels.row_kinds import KeptBytes, KeptCodes, KeptEights, KeptPairs
 from freight.kernels.sharing import team_threads, together
 from freight.kernels.sums import PUTS
 from freight.kernels.threads import find_loops, has_words
@@ -71,7 +71,7 @@ def _form(product: Product) -> _Form | None:
 def _takes(form: _Form) -> bool:
     if not isinstance(form, Grouped):
         return True
-    if form.across or form.code_bits != 4:
+    if form.across:
         return False
     return form.group_size >= _LEAST_GROUP and form.group_size.bit_count() == 1
 
@@ -86,14 +86,15 @@ def _lies_together(product: Product, form: _Form) -> bool:
     return is_whole and rows.raw.is_contiguous()
 
 
-def _kept(product: Product) -> KeptPairs | KeptCodes | KeptEights:
+def _kept(product: Product) -> KeptPairs | KeptCodes | KeptBytes | KeptEights:
     """How rows are kept, as loops are told."""
     rows, form = product.rows, _form(product)
     if isinstance(rows, torch.Tensor):
         return KeptPairs(rows.shape[1] * rows.itemsize)
     row_bytes = rows.raw.shape[1]
     if isinstance(form, Grouped):
-        return KeptCodes(row_bytes, form.group_size, form.factor_bytes)
+        kind = KeptCodes if form.code_bits == 4 else KeptBytes
+        return kind(row_bytes, form.group_size, form.factor_bytes)
     if isinstance(form, MicroFloats):
         return KeptCodes(row_bytes, MICRO_COLUMNS, _EXPONENT)
     return KeptEights(row_bytes)

@@ -1,4 +1,4 @@
-"""Loops over rows of bfloat16, of 4-bit codes or of floats of 8 bits, times a few tokens of
+"""Loops over rows of bfloat16, of codes or of floats in 4 or 8 bits, times a few tokens of
 bfloat16, by pairs of neighbours, which numba compiles: as fast as rows can be read. Threads that
 call them with the same counters take turns.
 
@@ -15,14 +15,19 @@ from numba.extending import overload
 
 from freight.kernels.addresses import floats_at, halves_at, words_at
 from freight.kernels.cache_lines import whole_lines, zero_lines
-from freight.kernels.code_few_loops import EXPONENT, lay_codes_tokens, multiply_codes
+from freight.kernels.code_few_loops import (
+    EXPONENT,
+    lay_codes_tokens,
+    multiply_codes,
+    sum_groups,
+)
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.eight_few_loops import multiply_eights
 from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_few_blocks import ROWS, put_few_products
 from freight.kernels.product_loops import put_sums
-from freight.kernels.row_kinds import KeptCodes, KeptEights, KeptPairs, kind_of
+from freight.kernels.row_kinds import KeptBytes, KeptCodes, KeptEights, KeptPairs, kind_of
 from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH, load, splat, store
@@ -113,12 +118,20 @@ def _lay_tokens(
 
 @overload(_lay_tokens, jit_options=UNCOUNTED)
 def _lay_tokens_of(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
-    return _lay_for_codes if kind_of(kind) is KeptCodes else _lay_pairs
+    own = {KeptCodes: _lay_for_codes, KeptBytes: _lay_for_bytes}
+    return own.get(kind_of(kind), _lay_pairs)
 
 
 def _lay_for_codes(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
-    adds_up = kind.factor_bytes != EXPONENT
-    lay_codes_tokens(x, halves, given, together, kind.size, laid, shared, adds_up)
+    lay_codes_tokens(x, given, together, kind.size, laid)
+    if kind.factor_bytes != EXPONENT:
+        sum_groups(halves, given, kind.size, shared)
+
+
+def _lay_for_bytes(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
+    pitch, columns, tokens = given
+    _lay(x, pitch, columns, tokens, (tokens + together - 1) // together, laid)
+    sum_groups(halves, given, kind.size, shared)
 
 
 def _lay_pairs(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
@@ -135,14 +148,25 @@ def _multiply_rows(
 
 @overload(_multiply_rows, jit_options={"nogil": True, "boundscheck": False})
 def _multiply_rows_of(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
-    own = {KeptPairs: _multiply_pairs, KeptCodes: _multiply_codes, KeptEights: _multiply_eights}
+    own = {
+        KeptPairs: _multiply_pairs,
+        KeptCodes: _multiply_codes,
+        KeptBytes: _multiply_bytes,
+        KeptEights: _multiply_eights,
+    }
     return own[kind_of(kind)]
 
 
 def _multiply_codes(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
-    shared, left = room
-    own = given[0], given[1], (kind.row_bytes, kind.size, kind.factor_bytes)
-    multiply_codes(begin, height, following, own, laid, shared, left, sums)
+    (columns, tokens), (shared, left) = given, room
+    own = columns, tokens, columns
+    multiply_codes(kind, begin, height, following, own, laid, shared, left, sums)
+
+
+def _multiply_bytes(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
+    (columns, tokens), (shared, left) = given, room
+    own = columns, tokens, 2 * columns
+    multiply_codes(kind, begin, height, following, own, laid, shared, left, sums)
 
 
 def _multiply_eights(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]

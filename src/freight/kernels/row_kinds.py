@@ -10,6 +10,7 @@ __all__ = [
     "EightRows",
     "ExponentRows",
     "FourRows",
+    "KeptBytes",
     "KeptCodes",
     "KeptEights",
     "KeptPairs",
@@ -91,6 +92,14 @@ class KeptPairs(NamedTuple):
 
 class KeptCodes(NamedTuple):
     """How rows of 4-bit codes are: bytes of a row, columns of a group, and bytes of its scale."""
+
+    row_bytes: int
+    size: int
+    factor_bytes: int
+
+
+class KeptBytes(NamedTuple):
+    """The same of codes in 8 bits."""
 
     row_bytes: int
     size: int
