@@ -62,7 +62,6 @@ used = (
     attention_loops.attend_heads,
     _query_blocks(find_loops(), dtype).attend_queries,
     append_loops.append_tokens,
-    product_loops.few_tokens,
     token_loops.normalise,
     token_loops.rotate,
     recurrence_loops.convolve,
@@ -70,7 +69,7 @@ used = (
 )
 # Only where they are faster than torch, or there are instructions for them.
 certain = len(used)
-used += (product_loops.many_tokens,)
+used += (product_loops.few_tokens, product_loops.many_tokens)
 used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, few.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
