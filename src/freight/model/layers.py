@@ -358,7 +358,18 @@ def _combine(step: Combine, frame: Frame) -> None:
     update = frame.values[step.y]
     if step.weighs:
         update.mul_(frame.shares[:, None])
-    frame.values[step.x].index_add_(0, frame.chosen, update)
+    rows, numbers = _side_by_side(frame.values[step.x], frame.chosen)
+    rows.index_add_(0, numbers, update)
+
+
+def _side_by_side(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that lie one after the other, and which of them the rows ``ids`` of x are: where x is
+    part of wider rows, torch adds to these some four times as fast."""
+    width, (pitch, step) = x.shape[1], x.stride()
+    if step != 1 or pitch == width or pitch % width:
+        return x, ids
+    times = pitch // width
+    return x.as_strided(((len(x) - 1) * times + 1, width), (width, 1)), ids * times
 
 
 _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
