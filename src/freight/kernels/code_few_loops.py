@@ -14,14 +14,13 @@ from freight.kernels.compiled import uncounted
 from freight.kernels.group_loops import widen_factors
 from freight.kernels.micro import MAGNITUDES
 from freight.kernels.pair_few_blocks import ROWS
+from freight.kernels.row_kinds import EXPONENT
 from freight.kernels.vectors import WIDTH, add, load, of_bits, splat, total
 
-__all__ = ["EXPONENT", "lay_codes_tokens", "multiply_codes", "sum_groups"]
+__all__ = ["lay_codes_tokens", "multiply_codes", "sum_groups"]
 
 U = np.uintp
 F = np.float32
-EXPONENT = 1
-"""Byte of a scale that is a power of two: MXFP4, whose codes are floats, without minima."""
 _AHEAD = 4 * ROWS
 """Rows that are fetched before they are wanted: a quarter as long as plain ones."""
 _ONE, _TWO, _FOUR, _SIX = (put_few_products_of_codes(count) for count in (1, 2, 4, 6))

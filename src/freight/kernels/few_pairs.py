@@ -13,7 +13,7 @@ import torch
 
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Product
-from freight.kernels.row_kinds import KeptBytes, KeptCodes, KeptEights, KeptPairs
+from freight.kernels.row_kinds import EXPONENT, KeptBytes, KeptCodes, KeptEights, KeptPairs
 from freight.kernels.sharing import team_threads, together
 from freight.kernels.sums import PUTS
 from freight.kernels.threads import find_loops, has_words
@@ -32,8 +32,6 @@ __all__ = [
 _COUNTERS: Final = 2
 """Of turns that are taken, and rows that are done."""
 _TABLE_COLUMNS: Final = 6
-_EXPONENT: Final = 1
-"""Byte of a scale that is a power of two."""
 _BYTES_OF_EIGHTS_SCALE: Final = 4
 _LEAST_GROUP: Final = 32
 _CHUNK_COLUMNS: Final = 64
@@ -49,7 +47,10 @@ def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> boo
     loops = find_loops() if x.dtype is torch.bfloat16 and x.device.type == "cpu" else None
     if loops is None or loops.few_pairs is None or not products:
         return False
-    if x.shape[0] > loops.few_pairs.FEW_TOKENS_OF_CODES or x.shape[1] % _CHUNK_COLUMNS:
+    most = loops.few_pairs.FEW_TOKENS
+    if loops.tiles is not None:
+        most = loops.tiles.FEW_TOKENS_OF_CODES
+    if x.shape[0] > most or x.shape[1] % _CHUNK_COLUMNS:
         return False
     form = _form(products[0])
     return (
@@ -96,7 +97,7 @@ def _kept(product: Product) -> KeptPairs | KeptCodes | KeptBytes | KeptEights:
         kind = KeptCodes if form.code_bits == 4 else KeptBytes
         return kind(row_bytes, form.group_size, form.factor_bytes)
     if isinstance(form, MicroFloats):
-        return KeptCodes(row_bytes, MICRO_COLUMNS, _EXPONENT)
+        return KeptCodes(row_bytes, MICRO_COLUMNS, EXPONENT)
     return KeptEights(row_bytes)
 
 

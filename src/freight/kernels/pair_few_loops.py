@@ -16,7 +16,6 @@ from numba.extending import overload
 from freight.kernels.addresses import floats_at, halves_at, words_at
 from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.code_few_loops import (
-    EXPONENT,
     lay_codes_tokens,
     multiply_codes,
     sum_groups,
@@ -27,20 +26,25 @@ from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_few_blocks import ROWS, put_few_products
 from freight.kernels.product_loops import put_sums
-from freight.kernels.row_kinds import KeptBytes, KeptCodes, KeptEights, KeptPairs, kind_of
+from freight.kernels.row_kinds import (
+    EXPONENT,
+    KeptBytes,
+    KeptCodes,
+    KeptEights,
+    KeptPairs,
+    kind_of,
+)
 from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH, load, splat, store
 
-__all__ = ["FEW_TOKENS", "FEW_TOKENS_OF_CODES", "few_in_turns", "few_together"]
+__all__ = ["FEW_TOKENS", "few_in_turns", "few_together"]
 
 U = np.uintp
 F = np.float32
 _MOST_TOKENS = 12
 FEW_TOKENS = 8 if may_use_tiles() else _MOST_TOKENS
 """Up to which rows had better meet them one by one."""
-FEW_TOKENS_OF_CODES = 4 if may_use_tiles() else _MOST_TOKENS
-"""The same of compressed rows."""
 _TURN_ROWS = 2 * WIDTH
 _AHEAD = 2 * ROWS
 """Rows that are fetched before they are wanted."""

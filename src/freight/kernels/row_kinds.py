@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 __all__ = [
+    "EXPONENT",
     "CodeRows",
     "EightRows",
     "ExponentRows",
@@ -20,6 +21,10 @@ __all__ = [
     "SummedCodeRows",
     "kind_of",
 ]
+
+
+EXPONENT = 1
+"""Byte of a scale that is a power of two: MXFP4, whose codes are floats, without minima."""
 
 
 class NumberRows(NamedTuple):
