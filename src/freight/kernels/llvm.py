@@ -40,6 +40,7 @@ __all__ = [
     "pair_products",
     "place_of",
     "put_lanes",
+    "scaled_by_powers",
     "splat",
     "totals",
     "widen_codes",
@@ -150,10 +151,20 @@ def joined(builder: Any, low: Any, high: Any) -> Any:
     return builder.shuffle_vector(low, high, ir.Constant(WORDS, [*range(WIDTH)]))
 
 
-def totals(builder: Any, vectors: Sequence[Any], width: int = WIDTH) -> Any:
-    """The sums of each ``width`` numbers of 4 or 8 vectors, side by side, as often as there is
-    room. Neighbours trade every second number and are added, which leaves half as many vectors,
-    then pairs, then fours: a third of the work of summing each by itself."""
+def _sum(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b)
+
+
+def totals(
+    builder: Any,
+    vectors: Sequence[Any],
+    width: int = WIDTH,
+    combine: Callable[[Any, Any, Any], Any] = _sum,
+) -> Any:
+    """The sums of each ``width`` numbers of 4, 8 or 16 vectors, side by side, as often as there is
+    room, or what else ``combine`` makes of two. Neighbours trade every second number and are added,
+    which leaves half as many vectors, then pairs, then fours: a third of the work of summing each
+    by itself."""
     lanes = range(WIDTH)
     size = 1
     while len(vectors) > 1:
@@ -161,14 +172,18 @@ def totals(builder: Any, vectors: Sequence[Any], width: int = WIDTH) -> Any:
         mine = ir.Constant(WORDS, [i if not i & size else WIDTH + i - size for i in lanes])
         given = ir.Constant(WORDS, [i + size if not i & size else WIDTH + i for i in lanes])
         vectors = [
-            builder.fadd(builder.shuffle_vector(a, b, mine), builder.shuffle_vector(a, b, given))
+            combine(
+                builder,
+                builder.shuffle_vector(a, b, mine),
+                builder.shuffle_vector(a, b, given),
+            )
             for a, b in pairs
         ]
         size *= 2
     found = vectors[0]
     while size < width:
         mask = ir.Constant(WORDS, [i ^ size for i in lanes])
-        found = builder.fadd(found, builder.shuffle_vector(found, found, mask))
+        found = combine(builder, found, builder.shuffle_vector(found, found, mask))
         size *= 2
     return found
 
@@ -229,6 +244,15 @@ def pair_products(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
     function = cgutils.get_or_insert_function(builder.module, kind, name)
     return builder.call(function, [sums, builder.bitcast(a, _PAIRS), builder.bitcast(b, _PAIRS)])
+
+
+def scaled_by_powers(builder: Any, floats: Any, powers: Any) -> Any:
+    """Sixteen floats times two to such powers, whole numbers, by one instruction."""
+    mask, as_set = ir.IntType(16), ir.Constant(WORD, 4)
+    kind = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS, mask, WORD])
+    name = "llvm.x86.avx512.mask.scalef.ps.512"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, [floats, powers, floats, ir.Constant(mask, -1), as_set])
 
 
 def narrowed(builder: Any, floats: Any) -> Any:

@@ -14,7 +14,7 @@ from numba.extending import overload
 
 from freight.kernels import query_blocks
 from freight.kernels.attention_steps import cap
-from freight.kernels.cache_lines import whole_lines
+from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.compiled import UNCOUNTED
 from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import share_ranges
@@ -42,7 +42,6 @@ from freight.kernels.vectors import (
 if may_use_tiles():
     from freight.kernels.tile_registers import (
         ROWS,
-        TILES,
         add_products,
         configure,
         put_products,
@@ -51,7 +50,6 @@ if may_use_tiles():
 else:
     from freight.kernels.pair_registers import (
         ROWS,
-        TILES,
         add_products,
         configure,
         put_products,
@@ -81,13 +79,15 @@ _TWICE = U(2 * WIDTH)
 _PAIRS = U(KEYS // 2)
 _TILE = U(ROWS * WIDTH)
 """Numbers of sixteen columns of a panel's sums."""
+_WHOLE_ROWS = -(-ROWS // WIDTH) * WIDTH
+"""Of a panel, up to whole vectors."""
 
 
 class _Room(NamedTuple):
     """What ``query_blocks`` says, ``plain`` in bfloat16. Pairs of neighbours: ``words`` is the same
     in pairs, of a block keys [tiles, padded / 2, 16] and values [padded / 16, KEYS / 2, 16], where
-    a pair is of two keys; queries [PART_ROWS, padded] and the panel's weights [panel, KEYS] are
-    bfloat16, and pairs as well."""
+    a pair is of two keys; queries [PART_ROWS, padded] and the panel's weights are bfloat16, and
+    pairs as well."""
 
     plain: Any
     words: Any
@@ -100,10 +100,10 @@ class _Room(NamedTuple):
     found: Any
     scores: Any
     weights: Any
-    narrow_weights: Any
     weight_pairs: Any
     gains: Any
     changes: Any
+    lines: Any
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -120,15 +120,15 @@ def _new_room(padded):  # type: ignore[no-untyped-def]
         whole_lines(U(KEYS // 2) * padded),
         queries.view(np.uint16),
         queries,
-        np.empty(PART_ROWS, np.float32),
-        np.empty(PART_ROWS, np.float32),
+        whole_lines(PART_ROWS + WIDTH),
+        whole_lines(PART_ROWS + WIDTH),
         whole_lines(U(PART_ROWS) * padded),
         whole_lines(KEYS * ROWS),
-        np.zeros(KEYS * ROWS, np.float32),
         weights.view(np.uint16),
         weights,
-        np.empty(ROWS, np.float32),
-        np.zeros((ROWS + WIDTH - 1) // WIDTH * WIDTH, np.float32),
+        zero_lines(_WHOLE_ROWS),
+        zero_lines(_WHOLE_ROWS),
+        zero_lines(_WHOLE_ROWS * WIDTH),
     )
 
 
@@ -167,12 +167,9 @@ def _attend_panel(room, rule, padded, own, before, block):  # type: ignore[no-un
         return
     num_tiles, columns = (seen + _TWICE - U(1)) // _TWICE * U(2), padded // _WIDTH
     pairs, first = padded // U(2), own[1]
-    rows, apart = first * pairs, pairs * _WIDTH
-    for tile in range(0, num_tiles, TILES):
-        at, to = U(tile) * apart, U(tile) * _TILE
-        put_products(
-            *(room.query_pairs, rows, pairs, room.keys, at, apart, pairs, room.scores, to, _TILE)
-        )
+    rows, apart = room.query_pairs, pairs * _WIDTH
+    keys, scores = (room.keys, U(0), apart, pairs), (room.scores, U(0), _TILE)
+    put_products(rows, first * pairs, pairs, *keys, *scores, num_tiles)
     scale = rule.scale
     if rule.limit > 0:
         for place in range(0, num_tiles * _TILE, WIDTH):
@@ -181,25 +178,9 @@ def _attend_panel(room, rule, padded, own, before, block):  # type: ignore[no-un
         cap(room.scores, U(0), num_tiles * _TILE, rule.limit)
         scale = F(1.0)
     weigh_panel(room, rule, U(ROWS), scale, columns, own, before, block, num_tiles)
-    for row in range(own[2]):
-        for place in range(0, num_tiles * _WIDTH, WIDTH):
-            at = U(row) * U(KEYS) + U(place)
-            store(room.narrow_weights, at, load(room.weights, at))
-    counted, apart = num_tiles * _WIDTH // U(2), _PAIRS * _WIDTH
-    for column in range(0, columns, TILES):
-        at, to = U(column) * apart, first * padded + U(column) * _TILE
-        add_products(
-            room.weight_pairs,
-            U(0),
-            _PAIRS,
-            room.values,
-            at,
-            apart,
-            counted,
-            room.found,
-            to,
-            _TILE,
-        )
+    values = room.values, U(0), _PAIRS * _WIDTH, num_tiles * _WIDTH // U(2)
+    found = room.found, first * padded, _TILE
+    add_products(room.weight_pairs, U(0), _PAIRS, *values, *found, columns)
 
 
 @overload(query_blocks.load_queries, jit_options=UNCOUNTED)

@@ -10,7 +10,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from freight.kernels.llvm import FLOATS, WIDTH, address_of, fetch, pair_products, splat
+from freight.kernels.llvm import (
+    FLOAT,
+    FLOATS,
+    WIDTH,
+    address_of,
+    constant,
+    fetch,
+    pair_products,
+    splat,
+)
 
 __all__ = ["MOST_TILES", "ROWS", "add_pair_products"]
 
@@ -23,10 +32,11 @@ they begin."""
 _INDEX = types.uintp
 
 
-def add_pair_products(num_tiles: int) -> Any:
+def add_pair_products(num_tiles: int, *, begins: bool = False) -> Any:
     """What adds to sums[place + 16 r + i] the products of rows[start + pitch r + k] and
     x[at + 16 k + i], over ``count`` pairs k, for sixteen tokens i, and ROWS rows r. Of further
-    tiles, x lies ``apart``, and sums ``sums_apart``. Sums are float32."""
+    tiles, x lies ``apart``, and sums ``sums_apart``. Sums are float32; where they ``begin`` what is
+    there does not count."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, start, pitch, ahead, _, at, apart, count, _, place, sums_apart = arguments
@@ -51,7 +61,8 @@ def add_pair_products(num_tiles: int) -> Any:
                 given = sixteen(own_sums, whole(WIDTH * row))
                 kept[tile, row] = given, cgutils.alloca_once(builder, FLOATS)
         for given, own in kept.values():
-            builder.store(builder.load(given, align=4), own)
+            begun = constant(FLOAT, 0.0) if begins else builder.load(given, align=4)
+            builder.store(begun, own)
         with cgutils.for_range(builder, builder.udiv(count, whole(WIDTH))) as line:
             begun = builder.mul(line.index, whole(WIDTH))
             for pairs in own_rows:

@@ -15,16 +15,14 @@ from numba.extending import intrinsic
 
 from freight.kernels.compiled import uncounted
 from freight.kernels.llvm import FLOATS, WIDTH, WORD, WORDS, address_of, fetch, pair_products
+from freight.kernels.pair_blocks import MOST_TILES, add_pair_products
 from freight.kernels.pair_blocks import ROWS as PANEL_ROWS
-from freight.kernels.pair_blocks import add_pair_products
 from freight.kernels.vectors import load, store
-from freight.kernels.vectors import splat as repeat
 
 __all__ = [
     "FEW",
     "IS_PACED",
     "ROWS",
-    "TILES",
     "add_products",
     "add_sums",
     "begin_sums",
@@ -38,7 +36,6 @@ __all__ = [
 
 ROWS: Final = 5 * PANEL_ROWS
 """Of a panel of queries."""
-TILES: Final = 2
 FEW: Final = 8
 """Queries or fewer, which leave half of a vector to another token."""
 IS_PACED: Final = True
@@ -51,8 +48,11 @@ _TILES_AT_ONCE: Final = 2
 they begin takes registers that are wanted."""
 _SQUARE: Final = WIDTH * WIDTH
 _INT: Final = np.uintp
-_ZERO: Final = np.float32(0.0)
-_TWO: Final = add_pair_products(TILES)
+_LEAST_TILES: Final = 2
+_ADD_MANY: Final = add_pair_products(MOST_TILES)
+_ADD_FEW: Final = add_pair_products(_LEAST_TILES)
+_PUT_MANY: Final = add_pair_products(MOST_TILES, begins=True)
+_PUT_FEW: Final = add_pair_products(_LEAST_TILES, begins=True)
 
 
 @njit(nogil=True, cache=True)
@@ -66,22 +66,37 @@ def release():  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
+def add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles):  # type: ignore[no-untyped-def]
     """Add to sums[place + 16 r + i] the products of rows[start + pitch r + k] and x[at + 16 k + i],
-    over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r. Of a second tile, x lies
-    ``apart``, and sums ``sums_apart``."""
-    for row in range(0, ROWS, PANEL_ROWS):
-        first, own = start + _INT(row) * pitch, place + _INT(row * WIDTH)
-        _TWO(rows, first, pitch, _INT(0), x, at, apart, count, sums, own, sums_apart)
+    over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r. Of further tiles, an even
+    number of them, x lies ``apart``, and sums ``sums_apart``."""
+    whole = num_tiles // _INT(MOST_TILES) * _INT(MOST_TILES)
+    for tile in range(0, whole, MOST_TILES):
+        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
+        for row in range(0, ROWS, PANEL_ROWS):
+            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
+            _ADD_MANY(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
+    for tile in range(whole, num_tiles, _LEAST_TILES):
+        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
+        for row in range(0, ROWS, PANEL_ROWS):
+            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
+            _ADD_FEW(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
 
 
 @uncounted
-def put_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
+def put_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles):  # type: ignore[no-untyped-def]
     """The same in place of what is there."""
-    for row in range(ROWS):
-        store(sums, place + _INT(row * WIDTH), repeat(_ZERO))
-        store(sums, place + sums_apart + _INT(row * WIDTH), repeat(_ZERO))
-    add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart)
+    whole = num_tiles // _INT(MOST_TILES) * _INT(MOST_TILES)
+    for tile in range(0, whole, MOST_TILES):
+        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
+        for row in range(0, ROWS, PANEL_ROWS):
+            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
+            _PUT_MANY(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
+    for tile in range(whole, num_tiles, _LEAST_TILES):
+        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
+        for row in range(0, ROWS, PANEL_ROWS):
+            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
+            _PUT_FEW(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
 
 
 class _Step:

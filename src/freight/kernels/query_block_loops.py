@@ -55,6 +55,8 @@ MOST_COLUMNS = 256
 _WIDTH = U(WIDTH)
 _TILE = U(PANEL_ROWS * WIDTH)
 """Numbers of sixteen columns of a panel's sums."""
+_WHOLE_ROWS = -(-PANEL_ROWS // WIDTH) * WIDTH
+"""Of a panel, up to whole vectors."""
 
 
 class _Room(NamedTuple):
@@ -72,6 +74,7 @@ class _Room(NamedTuple):
     weights: Any
     gains: Any
     changes: Any
+    lines: Any
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -82,13 +85,14 @@ def _new_room(padded):  # type: ignore[no-untyped-def]
         whole_lines(block),
         whole_lines(block),
         whole_lines(PART_ROWS * MOST_COLUMNS),
-        np.empty(PART_ROWS, np.float32),
-        np.empty(PART_ROWS, np.float32),
+        whole_lines(PART_ROWS + WIDTH),
+        whole_lines(PART_ROWS + WIDTH),
         whole_lines(part),
         whole_lines(KEYS * PANEL_ROWS),
         zero_lines(KEYS * PANEL_ROWS),
-        np.empty(PANEL_ROWS, np.float32),
-        np.zeros(WIDTH, np.float32),
+        zero_lines(_WHOLE_ROWS),
+        zero_lines(_WHOLE_ROWS),
+        zero_lines(_WHOLE_ROWS * WIDTH),
     )
 
 

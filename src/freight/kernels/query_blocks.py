@@ -8,10 +8,11 @@ sums are float32. Threads are the caller's business.
 
 A loop brings a room of its own, whose type says how queries are loaded, keys laid out and panels
 attended. Rooms have: ``plain``, a block's keys or values [KEYS, padded]; of each row of a part
-``sums`` of its weights and the highest score so far, ``tops``; of each panel what was ``found``,
-[padded / 16, panel, 16]. Of the panel at hand ``scores`` [tiles, panel, 16], ``weights`` [panel,
-KEYS], their sums ``gains`` [panel] and by how much the highest scores have grown, ``changes``,
-whole vectors of them.
+``sums`` of its weights and the highest score so far, ``tops``, as a logarithm to base 2, with room
+for a vector behind them; of each panel what was ``found``, [padded / 16, panel, 16]. Of the panel
+at hand ``scores`` [tiles, panel, 16], ``weights`` [panel, KEYS], rounded to what the array holds,
+their sums ``gains``, by how much the highest scores have grown, ``changes``, and sixteen numbers of
+each row, ``lines``: of so many rows as are whole vectors.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import exponential, head_at, make_plain
+from freight.kernels.attention_steps import head_at, make_plain, power_of_two
 from freight.kernels.compiled import uncounted
+from freight.kernels.sixteen_rows import put_largest, put_totals
 from freight.kernels.vectors import (
     WIDTH,
     add,
     larger,
-    largest,
     load,
     multiply,
     multiply_add,
     put_number,
     splat,
+    spliced,
     store,
-    total,
+    subtract,
 )
 
 __all__ = [
@@ -56,6 +58,9 @@ KEYS = 128
 """Of a block: its keys and values stay in a core's own cache."""
 _WIDTH = U(WIDTH)
 _LOWEST = F(-3e38)
+_LOG_E = F(1.4426950408889634)
+"""To base 2."""
+_LOG_2 = F(0.6931471805599453)
 
 
 class Tokens(NamedTuple):
@@ -124,70 +129,103 @@ def seen_of_block(rule, own, before, block):  # type: ignore[no-untyped-def]
     return min(length, seen - begin)
 
 
-@uncounted
-def _hide(numbers, start, pitch, low, high, value):  # type: ignore[no-untyped-def]
-    """A value in place of those outside of ``low`` to ``high`` in the tiles that these share with
-    others; tiles are ``pitch`` apart."""
-    for place in range(low // _WIDTH * _WIDTH, low):
-        numbers[start + U(place) // _WIDTH * pitch + U(place) % _WIDTH] = value
-    for place in range(high, (high + _WIDTH - U(1)) // _WIDTH * _WIDTH):
-        numbers[start + U(place) // _WIDTH * pitch + U(place) % _WIDTH] = value
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _seen(border, window, begin, length):  # type: ignore[no-untyped-def]
+    """Of a block's keys those that a query sees whose own one is the last before ``border``."""
+    high = min(length, border - begin) if border > begin else U(0)
+    if window and border > begin + window:
+        return min(high, border - window - begin), high
+    return U(0), high
 
 
-@uncounted
-def _weigh(room, panel, scale, place, low, high, num_tiles, top):  # type: ignore[no-untyped-def]
-    """The scores of the panel's row at ``place`` with the keys ``low`` to ``high`` of a block,
-    scaled, to weights, relative to the highest score, this one or ``top``; 0 where it sees none.
-    Returns their sum and the highest score."""
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _largest_of(scores, start, apart, low, high):  # type: ignore[no-untyped-def]
+    """The highest of a row's scores from ``low`` to ``high``, in each lane; others in the tiles
+    that these share with them become the lowest of all."""
+    lowest = splat(_LOWEST)
+    if low >= high:
+        return lowest
+    if low % _WIDTH:
+        at = start + low // _WIDTH * apart
+        store(scores, at, spliced(lowest, load(scores, at), low % _WIDTH))
+    if high % _WIDTH:
+        at = start + high // _WIDTH * apart
+        store(scores, at, spliced(load(scores, at), lowest, high % _WIDTH))
+    found = lowest
+    for tile in range(low // _WIDTH, (high + _WIDTH - U(1)) // _WIDTH):
+        found = larger(load(scores, start + U(tile) * apart), found)
+    return found
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _weigh(of_row, seen, factor, top, weights, to):  # type: ignore[no-untyped-def]
+    """A row's scores to weights, relative to ``top``: ``of_row`` are all scores, where its own
+    begin, and from tile to tile, ``seen`` the first key, the last one, and how many tiles there
+    are. Where it sees none weights are 0. Returns their sums in each lane."""
+    (scores, start, apart), (low, high, num_tiles) = of_row, seen
     first, last = low // _WIDTH, (high + _WIDTH - U(1)) // _WIDTH
-    own, start, apart = U(place) * _WIDTH, U(place) * U(KEYS), panel * _WIDTH
-    _hide(room.scores, own, apart, low, high, _LOWEST)
-    most = splat(_LOWEST)
-    for tile in range(first, last):
-        most = larger(load(room.scores, U(tile) * apart + own), most)
-    top = max(top, largest(most) * scale)
-    factor, lowered = splat(scale), splat(-top)
-    for tile in range(first, last):
-        score = multiply_add(load(room.scores, U(tile) * apart + own), factor, lowered)
-        store(room.weights, start + U(tile) * _WIDTH, exponential(score))
-    _hide(room.weights, start, _WIDTH, low, high, 0)
-    sums = splat(F(0.0))
-    for tile in range(first, last):
-        sums = add(sums, load(room.weights, start + U(tile) * _WIDTH))
+    if low >= high:
+        first = last = num_tiles
+    nothing, factors, lowered = splat(F(0.0)), splat(factor), splat(-top)
+    sums = nothing
     for tile in range(first):
-        store(room.weights, start + U(tile) * _WIDTH, splat(F(0.0)))
+        store(weights, to + U(tile) * _WIDTH, nothing)
+    for tile in range(first, last):
+        score = load(scores, start + U(tile) * apart)
+        weight = power_of_two(multiply_add(score, factors, lowered))
+        sums = add(sums, weight)
+        store(weights, to + U(tile) * _WIDTH, weight)
     for tile in range(last, num_tiles):
-        store(room.weights, start + U(tile) * _WIDTH, splat(F(0.0)))
-    return total(sums), top
+        store(weights, to + U(tile) * _WIDTH, nothing)
+    return sums
 
 
 @uncounted
 def weigh_panel(room, rule, panel, scale, columns, own, before, block, num_tiles):  # type: ignore[no-untyped-def]
     """Scores of a panel, whose rows are ``panel``, scaled, to weights, and what was found so far,
-    in so many ``columns`` of sixteen, scaled to the highest scores."""
+    in so many ``columns`` of sixteen, scaled to the highest scores. What is one number for each row
+    is found for sixteen of them at once."""
     query, first, count = own
     begin, length = block
+    factor, apart = scale * _LOG_E, panel * _WIDTH
+    nearest, turn = before + query // rule.group + U(1), query % rule.group
+    border, member = nearest, turn
     for place in range(count):
-        border = before + (query + U(place)) // rule.group + U(1)
-        high = min(length, border - begin) if border > begin else U(0)
-        low = U(0)
-        if rule.window and border > begin + rule.window:
-            low = min(high, border - rule.window - begin)
-        before_it = room.tops[first + U(place)]
-        room.gains[place], top = _weigh(room, panel, scale, place, low, high, num_tiles, before_it)
-        room.changes[place] = before_it - top
-        room.tops[first + U(place)] = top
+        low, high = _seen(border, rule.window, begin, length)
+        start = U(place) * _WIDTH
+        store(room.lines, start, _largest_of(room.scores, start, apart, low, high))
+        member += U(1)
+        if member == rule.group:
+            border, member = border + U(1), U(0)
     for place in range(0, count, WIDTH):
-        store(room.changes, U(place), exponential(load(room.changes, U(place))))
+        put_largest(room.lines, U(place) * _WIDTH, room.gains, U(place))
+        earlier = load(room.tops, first + U(place))
+        top = larger(multiply(load(room.gains, U(place)), splat(factor)), earlier)
+        store(room.changes, U(place), power_of_two(subtract(earlier, top)))
+        store(room.tops, first + U(place), spliced(top, earlier, count - U(place)))
+    border, member = nearest, turn
+    for place in range(count):
+        low, high = _seen(border, rule.window, begin, length)
+        start, to = U(place) * _WIDTH, U(place) * U(KEYS)
+        scores, top = (room.scores, start, apart), room.tops[first + U(place)]
+        sums = _weigh(scores, (low, high, num_tiles), factor, top, room.weights, to)
+        store(room.lines, start, sums)
+        member += U(1)
+        if member == rule.group:
+            border, member = border + U(1), U(0)
+    for place in range(0, count, WIDTH):
+        put_totals(room.lines, U(place) * _WIDTH, room.gains, U(place))
+        earlier = load(room.sums, first + U(place))
+        grown = multiply_add(earlier, load(room.changes, U(place)), load(room.gains, U(place)))
+        store(room.sums, first + U(place), spliced(grown, earlier, count - U(place)))
     found = room.found[first * columns * _WIDTH :]
     for place in range(count):
-        factor, row = room.changes[place], first + U(place)
-        room.sums[row] = room.sums[row] * factor + room.gains[place]
-        if factor == F(1.0):
+        change = room.changes[place]
+        if change == F(1.0):
             continue
         for column in range(columns):
             at = (U(column) * panel + U(place)) * _WIDTH
-            store(found, at, multiply(load(found, at), splat(factor)))
+            store(found, at, multiply(load(found, at), splat(change)))
 
 
 @uncounted
@@ -245,4 +283,4 @@ def attend_parts(first, last, room, size, pool, pages, kv_lens, rule, q, out, ls
             for line in range(count):
                 at_token = token + (query + U(line)) // group
                 place = at_token * lses.pitch + head * group + (query + U(line)) % group
-                lses.numbers[place] = room.tops[line] + np.log(room.sums[line])
+                lses.numbers[place] = room.tops[line] * _LOG_2 + np.log(room.sums[line])

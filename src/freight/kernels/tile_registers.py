@@ -256,9 +256,7 @@ def add_tile_products(num_tiles: int, instruction: str) -> Any:
 
 
 def _tile_products(num_tiles: int, *, adds: bool) -> Any:
-    """What makes sums[place + 16 r + i] the products of rows[start + pitch r + k] and
-    x[at + 16 k + i], over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r, or adds
-    them to what is there. Of a second tile, x lies ``apart``, and sums ``sums_apart``."""
+    """What ``put_products`` does with so many tiles, or ``add_products`` does."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, start, pitch, _, at, apart, count, _, place, sums_apart = arguments
@@ -286,8 +284,26 @@ def _tile_products(num_tiles: int, *, adds: bool) -> Any:
     return put
 
 
-put_products = _tile_products(TILES, adds=False)
-add_products = _tile_products(TILES, adds=True)
+_PUT: Final = _tile_products(TILES, adds=False)
+_ADD: Final = _tile_products(TILES, adds=True)
+
+
+@uncounted
+def put_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles):  # type: ignore[no-untyped-def]
+    """Make sums[place + 16 r + i] the products of rows[start + pitch r + k] and x[at + 16 k + i],
+    over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r. Of further tiles, an even
+    number of them, x lies ``apart``, and sums ``sums_apart``."""
+    for tile in range(0, num_tiles, TILES):
+        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
+        _PUT(rows, start, pitch, x, own, apart, count, sums, to, sums_apart)
+
+
+@uncounted
+def add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles):  # type: ignore[no-untyped-def]
+    """Add the same to what is there."""
+    for tile in range(0, num_tiles, TILES):
+        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
+        _ADD(rows, start, pitch, x, own, apart, count, sums, to, sums_apart)
 
 
 def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:

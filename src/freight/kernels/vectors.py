@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, models, register_model
 
-from freight.kernels.features import HAS_PAIR_PRODUCTS
+from freight.kernels.features import HAS_PAIR_PRODUCTS, HAS_WIDE_REGISTERS
 from freight.kernels.llvm import (
     BYTE,
     FLOAT,
@@ -30,6 +30,7 @@ from freight.kernels.llvm import (
     loader,
     narrowed,
     place_of,
+    scaled_by_powers,
     widen_codes,
     widen_high_codes,
     widen_low_codes,
@@ -60,8 +61,10 @@ __all__ = [
     "put_pairs",
     "quotient",
     "rounded",
+    "scaled",
     "splat",
     "splat_factor",
+    "spliced",
     "store",
     "subtract",
     "swapped",
@@ -69,7 +72,6 @@ __all__ = [
     "transpose",
     "turned",
     "turned_in_fours",
-    "two_to",
     "whole_numbers",
 ]
 
@@ -367,14 +369,33 @@ def largest(context, a):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def two_to(context, a):  # type: ignore[no-untyped-def]
-    """2^a, for whole numbers from -126 to 127."""
+def scaled(context, a, power):  # type: ignore[no-untyped-def]
+    """a 2^power, for whole numbers from -126 to 127."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        power = builder.add(builder.fptosi(arguments[0], WORDS), constant(WORD, 127))
-        return builder.bitcast(builder.shl(power, constant(WORD, 23)), FLOATS)
+        a, power = arguments
+        if HAS_WIDE_REGISTERS:
+            return scaled_by_powers(builder, a, power)
+        whole = builder.add(builder.fptosi(power, WORDS), constant(WORD, 127))
+        return builder.fmul(a, builder.bitcast(builder.shl(whole, constant(WORD, 23)), FLOATS))
 
-    return VECTOR(VECTOR), generate
+    return VECTOR(VECTOR, VECTOR), generate
+
+
+@intrinsic
+def spliced(context, a, b, count):  # type: ignore[no-untyped-def]
+    """The first ``count`` numbers of a, and those of b behind them."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, count = arguments
+        borders = ir.Constant(WORDS, ir.Undefined)
+        border = builder.trunc(count, WORD)
+        borders = builder.insert_element(borders, border, ir.Constant(WORD, 0))
+        borders = builder.shuffle_vector(borders, borders, constant(WORD, 0))
+        lanes = ir.Constant(WORDS, [*range(WIDTH)])
+        return builder.select(builder.icmp_unsigned("<", lanes, borders), a, b)
+
+    return VECTOR(VECTOR, VECTOR, types.uintp), generate
 
 
 @intrinsic
