@@ -36,7 +36,8 @@ FORMATS = (None, (4, 64), (4, 128), (8, 32), (8, 128))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Rows with so many earlier keys, and ``num_new`` more; ``kept`` is bits and group size."""
+    """Rows with so many earlier keys, and ``num_new`` more, one each unless they are told; ``kept``
+    is bits and group size."""
 
     kv_lens: list[int]
     shape: tuple[int, int, int]  # query heads, key/value heads, head width
@@ -48,11 +49,15 @@ class Case:
     softcap: float | None
     share: float
     seed: int
-    num_new: int = 1
+    num_new: tuple[int, ...] = ()
 
     @property
     def totals(self) -> list[int]:
-        return [length + self.num_new for length in self.kv_lens]
+        return [length + new for length, new in zip(self.kv_lens, self.counts, strict=True)]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.num_new or (1,) * len(self.kv_lens)
 
     @property
     def number_format(self) -> Grouped | None:
@@ -88,7 +93,7 @@ class Run:
             (torch.randn(total, kv_heads, width, generator=generator) * 2).to(case.dtype)
             for _ in range(2)
         )
-        count = len(case.kv_lens) * case.num_new
+        count = sum(case.counts)
         self.q = torch.randn(count, heads, width, generator=generator).to(case.dtype)
         counts = [-(-length // case.page_tokens) for length in case.totals]
         order = torch.randperm(sum(counts) + 1, generator=generator)
@@ -147,6 +152,7 @@ class Run:
             softcap=case.softcap,
             window=case.window,
             lse=lse,
+            num_new=torch.tensor(case.counts) if len({*case.counts}) > 1 else None,
         )
         assert room[:, :, -1].isnan().all()
         return out, lse
@@ -169,9 +175,10 @@ class Run:
         case = self.case
         heads, kv_heads, _ = case.shape
         outs, sums = [], []
+        queries = iter(self.q)
         for row, end in enumerate(torch.tensor(case.totals).cumsum(0).tolist()):
-            for number in range(case.num_new):
-                last = end - case.num_new + number + 1
+            for number in range(case.counts[row]):
+                last = end - case.counts[row] + number + 1
                 first = end - case.totals[row]
                 if case.window is not None:
                     first = max(first, last - case.window)
@@ -179,7 +186,7 @@ class Run:
                     self.as_kept(x[first:last]).double().repeat_interleave(heads // kv_heads, dim=1)
                     for x in (self.k, self.v)
                 )
-                query = self.q[row * case.num_new + number].double()
+                query = next(queries).double()
                 scores = torch.einsum("nh,snh->ns", query, keys) * 0.3
                 if case.softcap is not None:
                     scores = case.softcap * torch.tanh(scores / case.softcap)
@@ -294,11 +301,18 @@ def test_single_queries_over_groups_of_all_kinds(heads: int) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(case=cases, num_new=st.sampled_from([2, 3, 16, 41, 130, 300]))
-def test_several_queries(case: Case, num_new: int) -> None:
-    """Whole blocks of keys and parts of them, whole panels and parts of them."""
-    rows = case.kv_lens[: 5 if num_new < 50 else 2]
-    run = Run(replace(case, kv_lens=rows, num_new=num_new, share=1.0))
+@given(
+    case=cases,
+    counts=st.one_of(
+        st.sampled_from([2, 3, 16, 41, 130, 300]).map(lambda count: [count] * 5),
+        st.lists(st.integers(1, 90), min_size=5, max_size=5),
+    ),
+)
+def test_several_queries(case: Case, counts: list[int]) -> None:
+    """Whole blocks of keys and parts of them, whole panels and parts of them, of rows that bring
+    equally many queries or not."""
+    rows = case.kv_lens[: 5 if max(counts) < 50 else 2]
+    run = Run(replace(case, kv_lens=rows, num_new=tuple(counts[: len(rows)]), share=1.0))
     run.append()
     # Scores of 20 are off by units of 1e-6 in float32, weights by as much of themselves.
     tolerance = 1e-4 if case.dtype is torch.float32 else 1e-2

@@ -7,6 +7,7 @@ parts of the keys by their log-sum-exp.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, use_kernels
+from freight.kernels.paged import attend_queries
 from freight.kernels.pages import Pages
+from freight.kernels.threads import find_loops
 from freight.model import attention, kv_view
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
@@ -198,13 +201,32 @@ def plain(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(outs).float(), torch.cat(lses).float()
 
 
+def test_neighbours_that_bring_several_tokens_are_attended_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [(3, 5), (0, 7), (2, 7), (9, 1), (0, 2), (4, 1), (0, 3), (6, 9)]
+    run = Run(Case(rows=rows, shape=(4, 2, 16), window=None, seed=3), by_loop=True)
+    asked = []
+
+    def by_loop(q: torch.Tensor, *args: Any, **options: Any) -> bool:
+        asked.append(len(q))
+        return attend_queries(q, *args, **options)
+
+    monkeypatch.setattr(attention, "loop_attends_faster", lambda dtype: True)
+    monkeypatch.setattr(attention, "attend_queries", by_loop)
+    found, _ = run.attend()
+    torch.testing.assert_close(found, plain(run)[0], rtol=1e-5, atol=1e-5)
+    if find_loops() is not None:
+        assert asked == [5 + 7 + 7, 3 + 9, 2]
+
+
 @settings(deadline=None, max_examples=80)
 @given(case=st.one_of(cases, capped, decodes))
 def test_ragged_rows(case: Case) -> None:
     """By loops where heads are wide enough for them, and by torch alone."""
-    run = Run(case)
-    expected, sums = plain(run)
+    expected, sums = plain(Run(case))
     for is_faster in (True, False):
+        run = Run(case, by_loop=is_faster)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attention, "QUERY_BLOCK", 4)
             patch.setattr(attention, "loop_attends_faster", lambda dtype, own=is_faster: own)

@@ -242,10 +242,12 @@ def attend_queries(
     softcap: float | None,
     window: int | None,
     lse: torch.Tensor | None = None,
+    num_new: torch.Tensor | None = None,
 ) -> bool:
-    """out [R * Q, N, H] = attention of the Q queries of each of R rows, q [R * Q, N, H], each over
-    the row's earlier keys and the new ones up to its own, all of which are appended already; lse
-    [R * Q, N], float32, where asked for. Otherwise as ``attend_single_queries``."""
+    """out [T, N, H] = attention of the queries of R rows, q [T, N, H], each over the row's earlier
+    keys and the new ones up to its own, all of which are appended already; lse [T, N], float32,
+    where asked for. ``num_new`` [R] are the queries of each row, in order, which all have equally
+    many unless they are told. Otherwise as ``attend_single_queries``."""
     loops = find_loops() if loop_takes_queries(q, pages) else None
     if loops is None:
         return False
@@ -257,18 +259,20 @@ def attend_queries(
     blocks = _query_blocks(loops, q.dtype)
     raw, halves, shape = _flat_pages(loops, pages, -(-width // blocks.COLUMNS) * blocks.COLUMNS)
     table = key_rows.view(num_rows, pages.num_heads, -1).numpy().view(np.uint64)
+    group = num_heads // pages.num_heads
+    counts = np.full(num_rows, len(q) // num_rows) if num_new is None else num_new.numpy()
+    parts = -(-counts * group // blocks.PART_ROWS) * pages.num_heads
+    rows = blocks.Rows(kv_lens.numpy(), _summed_up(counts), _summed_up(parts))
     rule = blocks.Rule(
-        per_row=np.uintp(len(q) // num_rows),
-        group=np.uintp(num_heads // pages.num_heads),
+        group=np.uintp(group),
         scale=np.float32(scale),
         limit=np.float32(softcap or 0.0),
         window=np.uintp(window or 0),
     )
     queries, target = (_tokens(loops, x) for x in (flat_q, flat_out))
     sums = blocks.Tokens(_NO_SUMS, np.uintp(0)) if lse is None else _tokens(loops, lse)
-    earlier = kv_lens.numpy()
 
-    rest = raw, halves, shape, table, earlier, rule, queries, target, sums
+    rest = raw, halves, shape, table, rows, rule, queries, target, sums
 
     def work(first: int, last: int) -> None:
         blocks.attend_queries(first, last, *rest)
@@ -276,9 +280,13 @@ def attend_queries(
     def in_team(threads: int, *turns: npt.NDArray[np.int64]) -> None:
         blocks.queries_together(threads, *turns, *rest)
 
-    parts = -(-(len(q) // num_rows) * (num_heads // pages.num_heads) // blocks.PART_ROWS)
-    share_alike(num_rows * pages.num_heads * parts, work, 1, in_turns=True, team=in_team)
+    share_alike(int(parts.sum()), work, 1, in_turns=True, team=in_team)
     return True
+
+
+def _summed_up(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many come before each, and of all."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
 
 
 def _loop_of_pairs(loops: Loops, q: torch.Tensor, pages: Pages) -> Any:

@@ -18,6 +18,7 @@ from freight.kernels.compiled import UNCOUNTED
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.query_blocks import (
     KEYS,
+    Rows,
     Rule,
     Tokens,
     attend_parts,
@@ -37,6 +38,7 @@ __all__ = [
     "COLUMNS",
     "MOST_COLUMNS",
     "PART_ROWS",
+    "Rows",
     "Rule",
     "Tokens",
     "attend_queries",
@@ -184,10 +186,10 @@ def _load_queries(q, at, rule, query, count, shape, room):  # type: ignore[no-un
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def attend_queries(first, last, raw, halves, shape, pages, kv_lens, rule, q, out, lses):  # type: ignore[no-untyped-def]
+def attend_queries(first, last, raw, halves, shape, pages, rows, rule, q, out, lses):  # type: ignore[no-untyped-def]
     """As ``attend_parts``, of PART_ROWS queries each."""
     room, size = _new_room(shape.padded), (U(PANEL_ROWS), U(PART_ROWS))
-    attend_parts(first, last, room, size, (raw, halves, shape), pages, kv_lens, rule, q, out, lses)
+    attend_parts(first, last, room, size, (raw, halves, shape), pages, rows, rule, q, out, lses)
 
 
 @njit(nogil=True, cache=True)

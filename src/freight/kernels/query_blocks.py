@@ -41,6 +41,7 @@ from freight.kernels.vectors import (
 
 __all__ = [
     "KEYS",
+    "Rows",
     "Rule",
     "Tokens",
     "attend_panel",
@@ -70,12 +71,21 @@ class Tokens(NamedTuple):
     pitch: Any
 
 
-class Rule(NamedTuple):
-    """What queries see, and how: ``per_row`` of them follow a row's earlier keys, with ``group``
-    heads for each head of keys. Each sees its own token and what comes before, but only the last
-    ``window`` unless that is 0. Scores are scaled, and capped at ``limit`` unless that is 0."""
+class Rows(NamedTuple):
+    """Rows that bring queries: keys before the first of each, ``kv_lens`` [rows]; the token that it
+    begins with and behind the last row how many there are, ``firsts`` [rows + 1]; how many parts
+    there are before its own, and of all, ``parts`` [rows + 1]."""
 
-    per_row: Any
+    kv_lens: Any
+    firsts: Any
+    parts: Any
+
+
+class Rule(NamedTuple):
+    """What queries see, and how: those of a row follow its earlier keys, with ``group`` heads for
+    each head of keys. Each sees its own token and what comes before, but only the last ``window``
+    unless that is 0. Scores are scaled, and capped at ``limit`` unless that is 0."""
+
     group: Any
     scale: Any
     limit: Any
@@ -245,29 +255,31 @@ def _put_found(out, at, rule, query, count, shape, room, panel):  # type: ignore
 
 
 @uncounted
-def attend_parts(first, last, room, size, pool, pages, kv_lens, rule, q, out, lses):  # type: ignore[no-untyped-def]
+def attend_parts(first, last, room, size, pool, pages, rows, rule, q, out, lses):  # type: ignore[no-untyped-def]
     """The ``first`` to ``last`` of all parts: those of so many queries of each head of keys of each
     row, in this order. ``size`` is how many queries a panel has, and a part, which is whole panels.
 
     pool: raw, halves and shape, as ``attend_heads`` has them. pages [rows, heads, pages]: numbers
-    of [page, head]. kv_lens [rows]: keys before a row's first query; those of its queries follow
-    them. q: float32, or uint16 that are bfloat16; out likewise, where a token's heads lie side by
-    side; the log-sum-exps of each go to lses, unless its array is empty.
+    of [page, head]. The keys of a row's queries follow its earlier ones. q: float32, or uint16 that
+    are bfloat16; out likewise, where a token's heads lie side by side; the log-sum-exps of each go
+    to lses, unless its array is empty.
     """
-    num_heads, group = U(pages.shape[1]), U(rule.group)
+    group = U(rule.group)
     panel, part_rows = size
     raw, halves, shape = pool
-    all_rows = rule.per_row * group
-    parts = (all_rows + part_rows - U(1)) // part_rows
+    row = U(0)
     for job in range(first, last):
-        part, own = U(job) % parts, U(job) // parts
-        row, head = own // num_heads, own % num_heads
-        query = part * part_rows
+        while U(rows.parts[row + U(1)]) <= U(job):
+            row += U(1)
+        token, own = U(rows.firsts[row]), U(job) - U(rows.parts[row])
+        all_rows = (U(rows.firsts[row + U(1)]) - token) * group
+        parts = (all_rows + part_rows - U(1)) // part_rows
+        head, query = own // parts, own % parts * part_rows
         count = min(part_rows, all_rows - query)
-        token, column = row * rule.per_row, head * group * shape.width
+        column = head * group * shape.width
         load_queries(q, token * q.pitch + column, rule, query, count, shape, room)
         room.sums[:], room.tops[:], room.found[:] = F(0.0), _LOWEST, F(0.0)
-        before = U(kv_lens[row])
+        before = U(rows.kv_lens[row])
         nearest = before + query // group + U(1)
         begin = nearest - rule.window if rule.window and nearest > rule.window else U(0)
         end = before + (query + count - U(1)) // group + U(1)
@@ -275,8 +287,8 @@ def attend_parts(first, last, room, size, pool, pages, kv_lens, rule, q, out, ls
             length = min(U(KEYS), end - begin)
             lay_out(raw, halves, shape, pages[row, head], begin, length, room)
             for at in range(0, count, panel):
-                rows = query + U(at), U(at), min(panel, count - U(at))
-                attend_panel(room, rule, shape.padded, rows, before, (begin, length))
+                some = query + U(at), U(at), min(panel, count - U(at))
+                attend_panel(room, rule, shape.padded, some, before, (begin, length))
             begin += length
         _put_found(out, token * out.pitch + column, rule, query, count, shape, room, panel)
         if lses.numbers.shape[0]:

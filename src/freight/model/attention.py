@@ -25,7 +25,7 @@ from freight.kernels.paged import (
 )
 from freight.kernels.pages import Pages
 from freight.model.batch import QUERY_BLOCK
-from freight.model.kv_view import KVCopy, KVView, RowGroup, Stem
+from freight.model.kv_view import KVCopy, KVView, Prompts, RowGroup, Stem
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 
@@ -68,7 +68,13 @@ def attend(
     Only the view's tokens of q, out and lse are touched. Causal, with the step's sliding window.
     """
     fuses = is_fused(step, q.device)
-    for group in view.groups:
+    attended: set[int] = set()
+    for prompts in view.prompts:
+        if _attend_by_loop(step, q, pool, view.start, prompts, prompts.num_new, out, lse):
+            attended.update(range(prompts.first, prompts.last))
+    for number, group in enumerate(view.groups):
+        if number in attended:
+            continue
         if _attend_in_place(step, q, pool, view.start, group, out, workspace, lse):
             continue
         has_no_scores = fuses and not _is_sparse(step, group)
@@ -131,22 +137,10 @@ def _attend_in_place(
     lse: torch.Tensor | None,
 ) -> bool:
     """By a loop that reads the pages; False where there is none."""
-    first = view_start + group.start
-    tokens = slice(first, first + group.num_rows * group.num_queries)
     if group.num_queries != 1:
-        if is_fused(step, q.device) and not loop_attends_faster(q.dtype):
-            return False
-        return attend_queries(
-            q[tokens],
-            pool,
-            group.key_rows,
-            group.kv_lens,
-            out[tokens],
-            scale=step.scale,
-            softcap=step.softcap,
-            window=step.window,
-            lse=None if lse is None else lse[tokens],
-        )
+        return _attend_by_loop(step, q, pool, view_start, group, None, out, lse)
+    first = view_start + group.start
+    tokens = slice(first, first + group.num_rows)
     return attend_single_queries(
         q[tokens],
         pool,
@@ -159,6 +153,35 @@ def _attend_in_place(
         share_of_keys=step.share if group.is_made else 1.0,
         lse=None if lse is None else lse[tokens],
         workspace=workspace,
+    )
+
+
+def _attend_by_loop(
+    step: Attend,
+    q: torch.Tensor,
+    pool: Pages,
+    view_start: int,
+    rows: RowGroup | Prompts,
+    num_new: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> bool:
+    """Several queries of each row; False where there is no loop for it, or torch's is faster."""
+    if is_fused(step, q.device) and not loop_attends_faster(q.dtype):
+        return False
+    first = view_start + rows.start
+    tokens = slice(first, first + rows.num_tokens)
+    return attend_queries(
+        q[tokens],
+        pool,
+        rows.key_rows,
+        rows.kv_lens,
+        out[tokens],
+        scale=step.scale,
+        softcap=step.softcap,
+        window=step.window,
+        lse=None if lse is None else lse[tokens],
+        num_new=num_new,
     )
 
 

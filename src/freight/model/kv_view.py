@@ -16,7 +16,7 @@ from freight.kernels.paged import attends_any_rows
 from freight.model.batch import GROUP_BYTES, LOOP_BYTES, PROMPT_BYTES, QUERY_BLOCK, RowSpan
 from freight.quantities import align_up
 
-__all__ = ["KVCopy", "KVView", "RowGroup", "Stem", "index_rows", "index_stem"]
+__all__ = ["KVCopy", "KVView", "Prompts", "RowGroup", "Stem", "index_rows", "index_stem"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +42,10 @@ class RowGroup:
     is_made: bool = True
     rows_at_once: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.num_queries
+
     def parts(self) -> Iterator[RowGroup]:
         """The group, some rows at a time if need be."""
         size = self.rows_at_once or self.num_rows
@@ -62,6 +66,24 @@ class RowGroup:
                 value_rows=value_rows,
                 kv_lens=self.kv_lens[first:last],
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """Groups of a view that follow each other, from number ``first`` on up to ``last``, whose rows
+    bring several tokens each: as one, for a loop that takes rows of different lengths.
+
+    Tokens are those from ``start`` on, ``num_new`` [R] of each row; ``key_rows`` and ``kv_lens`` as
+    a group has them, with what no row asks for where one has fewer pages than another.
+    """
+
+    first: int
+    last: int
+    start: int
+    num_tokens: int
+    num_new: torch.Tensor
+    key_rows: torch.Tensor
+    kv_lens: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +118,8 @@ class KVView:
     """How some consecutive rows' tokens and keys lie in a pool of pages.
 
     ``token_pages`` and ``token_places`` [T]: page and place in it of each new token; ``start`` is
-    the first of these tokens in the flat tokens that q, k and v hold. ``copies`` are rows that get
+    the first of these tokens in the flat tokens that q, k and v hold. Some groups may be attended
+    as one: ``prompts``. ``copies`` are rows that get
     keys and values of tokens which another row has brought; nothing attends over them here.
     ``stems`` in this pool are attended by tokens of this view or of others, whose groups are then
     indexed without them.
@@ -107,6 +130,7 @@ class KVView:
     token_pages: torch.Tensor
     token_places: torch.Tensor
     groups: tuple[RowGroup, ...]
+    prompts: tuple[Prompts, ...] = ()
     copies: tuple[KVCopy, ...] = ()
     stems: tuple[Stem, ...] = ()
 
@@ -131,8 +155,8 @@ def index_rows(
     """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
 
     ``copies`` are further rows in that pool: the first token they copy, whose, and their pages.
-    ``share_of_keys`` is what attention will be asked for. ``by_loop``: single queries will be
-    attended where their keys are, by loops of the CPU. ``without_scores``: so will whole prompts
+    ``share_of_keys`` is what attention will be asked for. ``by_loop``: queries will be attended
+    where their keys are, by loops of the CPU. ``without_scores``: so will whole prompts
     be, where nothing else is asked for.
     """
     places = [
@@ -178,13 +202,14 @@ def index_rows(
             share = share_with_scores(group.num_queries, group.num_keys)
             group = replace(group, rows_at_once=max(1, int(1 / share)))
         groups.append(group)
-        place += group.num_rows * group.num_queries
+        place += group.num_tokens
     return KVView(
         start=start,
         num_tokens=len(token_pages),
         token_pages=ids(token_pages),
         token_places=ids(token_places),
         groups=tuple(groups),
+        prompts=tuple(_neighbours(groups, num_kv_heads)) if by_loop else (),
         copies=tuple(
             KVCopy(start=first, token_pages=ids(own), token_places=ids(within))
             for first, own, within in copied
@@ -215,6 +240,38 @@ def index_stem(
         last_position=max(positions),
         key_rows=key_rows.to(device),
         value_rows=(key_rows + num_kv_heads).to(device),
+    )
+
+
+def _neighbours(groups: Sequence[RowGroup], num_kv_heads: int) -> Iterator[Prompts]:
+    """Groups of prompts that have a neighbour, as one with it."""
+    first = 0
+    for last in range(1, len(groups) + 1):
+        if last < len(groups) and groups[first].num_queries > 1 < groups[last].num_queries:
+            continue
+        if last - first > 1:
+            yield _as_one(groups[first:last], first, num_kv_heads)
+        first = last
+
+
+def _as_one(groups: Sequence[RowGroup], first: int, num_kv_heads: int) -> Prompts:
+    num_rows, most = sum(own.num_rows for own in groups), max(own.num_pages for own in groups)
+    key_rows = torch.zeros(num_rows, num_kv_heads, most, dtype=torch.long)
+    row = 0
+    for own in groups:
+        table = own.key_rows.view(own.num_rows, num_kv_heads, -1)
+        key_rows[row : row + own.num_rows, :, : own.num_pages] = table
+        row += own.num_rows
+    counts = torch.tensor([own.num_queries for own in groups])
+    num_new = counts.repeat_interleave(torch.tensor([own.num_rows for own in groups]))
+    return Prompts(
+        first=first,
+        last=first + len(groups),
+        start=groups[0].start,
+        num_tokens=int(num_new.sum()),
+        num_new=num_new,
+        key_rows=key_rows.flatten(),
+        kv_lens=torch.cat([own.kv_lens for own in groups]),
     )
 
 

@@ -311,7 +311,8 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
     routes = config.experts.per_token * 2 * 8 if config.experts else 0
     places = 5 + 2 * policy.shares_prefixes
     per_token = config.rotary_columns * size + places * 8 + routes
-    per_row = row_pages * (2 * sum(own.num_kv for own in config.all_heads) + 2) * 8
+    # Keys and values, and keys once more where prompts are attended as one.
+    per_row = row_pages * (3 * sum(own.num_kv for own in config.all_heads) + 2) * 8
     making = (
         tokens * (4 * config.rotary_columns * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
     )
