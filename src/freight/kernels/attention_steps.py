@@ -41,6 +41,7 @@ __all__ = [
     "power_of_two",
     "sixteen_at",
     "stretch_at",
+    "token_at",
     "weigh",
 ]
 
@@ -217,7 +218,7 @@ def weigh(scores, start, count):  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def _token_at(shape, pages, position, offset):  # type: ignore[no-untyped-def]
+def token_at(shape, pages, position, offset):  # type: ignore[no-untyped-def]
     """Where a token's row begins, for ``offset`` as ``head_at`` has it."""
     turn, place = position // shape.page_tokens, position % shape.page_tokens
     return head_at(shape, pages, turn, offset) + place * shape.token_stride
@@ -227,5 +228,5 @@ def _token_at(shape, pages, position, offset):  # type: ignore[no-untyped-def]
 def sixteen_at(shape, pages, position, end, offset, after, ahead):  # type: ignore[no-untyped-def]
     """Where sixteen tokens' rows begin, and those so many tokens ``ahead``, before ``end``, or what
     comes ``after``."""
-    at, further = _token_at(shape, pages, position, offset), position + ahead
-    return at, _token_at(shape, pages, further, offset) if further < end else after
+    at, further = token_at(shape, pages, position, offset), position + ahead
+    return at, token_at(shape, pages, further, offset) if further < end else after

@@ -16,6 +16,7 @@ from freight.kernels.llvm import (
     WIDTH,
     WORD,
     WORDS,
+    address_of,
     constant,
     narrowed,
     narrowed_both,
@@ -24,7 +25,14 @@ from freight.kernels.llvm import (
 )
 from freight.kernels.vectors import VECTOR, turned
 
-__all__ = ["as_kept", "put_line", "put_narrowed", "put_narrowed_pairs", "put_turned"]
+__all__ = [
+    "as_kept",
+    "put_line",
+    "put_narrowed",
+    "put_narrowed_pairs",
+    "put_pairs",
+    "put_turned",
+]
 
 binding.initialize_native_asmparser()
 
@@ -68,6 +76,36 @@ def put_narrowed_pairs(context, out, place, first, second):  # type: ignore[no-u
         return context.get_dummy_value()
 
     return types.none(out, types.uintp, VECTOR, VECTOR), generate
+
+
+@intrinsic
+def put_pairs(context, out, place, apart, x, first, second):  # type: ignore[no-untyped-def]
+    """Sixteen pairs of bfloat16 from ``place`` of a float32 array on, and sixteen more ``apart``
+    from these, each of a number from ``first`` of a uint16 one on and one from ``second``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, index, apart, source, *begins = arguments
+        kinds, both = signature.args, ir.VectorType(SHORT, 2 * WIDTH)
+        one, other = (
+            builder.load(
+                builder.bitcast(
+                    address_of(context, builder, kinds[3], source, begin), both.as_pointer()
+                ),
+                align=2,
+            )
+            for begin in begins
+        )
+        for half in range(2):
+            lanes = [k for i in range(WIDTH * half, WIDTH * (half + 1)) for k in (i, 2 * WIDTH + i)]
+            mask = ir.Constant(ir.VectorType(WORD, 2 * WIDTH), lanes)
+            pairs = builder.bitcast(builder.shuffle_vector(one, other, mask), FLOATS)
+            at = builder.add(index, apart) if half else index
+            target = place_of(context, builder, kinds[0], data, at, FLOAT)
+            builder.store(pairs, target, align=4)
+        return context.get_dummy_value()
+
+    index = types.uintp
+    return types.none(out, index, index, x, index, index), generate
 
 
 def _put_by_caches(builder: Any, place: Any, line: Any) -> None:

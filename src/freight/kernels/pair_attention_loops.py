@@ -17,6 +17,7 @@ from freight.kernels.attention_steps import cap
 from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.compiled import UNCOUNTED
 from freight.kernels.features import may_use_tiles
+from freight.kernels.lines import put_pairs
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.query_blocks import (
     KEYS,
@@ -34,7 +35,6 @@ from freight.kernels.vectors import (
     multiply,
     number_at,
     put_number,
-    put_pairs,
     splat,
     store,
     transpose,
@@ -151,11 +151,12 @@ def _lay_out(raw, halves, shape, pages, begin, count, room):  # type: ignore[no-
             source, target = U(token) * pairs + U(pair), U(token) * pairs + U(pair) * _WIDTH
             transpose(room.words, source, pairs, room.keys, target)
     make_block_plain(raw, halves, shape, pages, shape.num_heads, begin, count, _TWICE, room)
-    for column in range(0, shape.padded, WIDTH):
+    apart = _PAIRS * _WIDTH
+    for column in range(0, shape.padded, COLUMNS):
         for pair in range(whole // U(2)):
             source = U(2) * U(pair) * shape.padded + U(column)
-            target = (U(column) // _WIDTH * _PAIRS + U(pair)) * _WIDTH
-            put_pairs(room.values, target, room.plain, source, source + shape.padded)
+            target = U(column) // _WIDTH * apart + U(pair) * _WIDTH
+            put_pairs(room.values, target, apart, room.plain, source, source + shape.padded)
 
 
 @overload(query_blocks.attend_panel, jit_options=UNCOUNTED)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import cap, exponential, head_at, sixteen_at
+from freight.kernels.attention_steps import cap, head_at, power_of_two, token_at
 from freight.kernels.cache_lines import prefetch, prefetch_further, whole_lines
 from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
-from freight.kernels.lines import put_narrowed, put_narrowed_pairs
+from freight.kernels.lines import put_narrowed, put_narrowed_pairs, put_pairs
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.vectors import (
     WIDTH,
@@ -24,7 +24,6 @@ from freight.kernels.vectors import (
     multiply,
     multiply_add,
     of_bits,
-    put_pairs,
     splat,
     store,
     subtract,
@@ -78,9 +77,12 @@ _MOST_TOKENS = U(4096)
 """Whose scores are held at once."""
 _LINE = U(32)
 """Numbers of a cache line."""
-_AHEAD = U((2 if IS_PACED else 1) * WIDTH)
-"""Tokens that are fetched before they are wanted."""
+_AHEAD = U(2 if IS_PACED else 1)
+"""Sixteens of tokens that are fetched before they are wanted."""
 _LOWEST = F(-3e38)
+_LOG_E = F(1.4426950408889634)
+"""To base 2."""
+_LOG_2 = F(0.6931471805599453)
 
 
 @uncounted
@@ -121,12 +123,24 @@ def _copy(raw, at, low, high, shape, plain):  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def _score(raw, shape, table, begin, start, end, after, pairs, plain, scores, abreast):  # type: ignore[no-untyped-def]
+def _find(shape, table, begin, end, places):  # type: ignore[no-untyped-def]
+    """Where the keys begin of each sixteen tokens from ``begin`` to ``end``; how many these are."""
+    count = U(0)
+    for position in range(begin, end, _WIDTH):
+        places[count] = token_at(shape, table, position, U(0))
+        count += U(1)
+    return count
+
+
+@uncounted
+def _score(raw, shape, places, begin, start, end, pairs, plain, scores, abreast):  # type: ignore[no-untyped-def]
     """Scores [tokens, 16] of the tokens from ``begin``, a whole sixteen, to ``end`` in sixteens,
-    or [tokens / 2, 8, 2]; nothing is known of those before ``start``, and from ``end`` on."""
+    whose keys are at these ``places``, or [tokens / 2, 8, 2]; nothing is known of those before
+    ``start``, and from ``end`` on."""
     blocks = shape.width // U(COLUMNS)
     for position in range(begin, end, _WIDTH):
-        at, ahead = sixteen_at(shape, table, position, end, U(0), after, _AHEAD)
+        block = (position - begin) // _WIDTH
+        at, ahead = places[block], places[block + _AHEAD]
         low, high = max(start, position) - position, min(end - position, _WIDTH)
         to = (position - begin) // abreast * _WIDTH
         if low == U(0) and high == _WIDTH:
@@ -161,9 +175,10 @@ def _put_lowest(scores, token, abreast):  # type: ignore[no-untyped-def]
 
 @uncounted
 def _weigh(scores, count, scale, room, weights, sums, tops, gains, abreast):  # type: ignore[no-untyped-def]
-    """Of scores what their softmax would be but for the sum, as pairs of tokens: by 32 of them as
-    ``add_sums`` takes them. Sums and highest scores, scaled, are of all tokens so far; ``gains``
-    become what earlier sums are to be multiplied by. Of two tokens abreast each has sums."""
+    """Of scores, times ``scale`` logarithms to base 2, what their softmax would be but for the sum,
+    as pairs of tokens: by 32 of them as ``add_sums`` takes them. Sums and highest scores, scaled,
+    are of all tokens so far; ``gains`` become what earlier sums are to be multiplied by. Of two
+    tokens abreast each has sums."""
     a = b = splat(_LOWEST)
     for place in range(U(0), count // abreast * _WIDTH, _TWO * _WIDTH):
         a, b = larger(load(scores, place), a), larger(load(scores, place + _WIDTH), b)
@@ -174,7 +189,7 @@ def _weigh(scores, count, scale, room, weights, sums, tops, gains, abreast):  # 
         top = larger(top, swapped(top))
     top = larger(multiply(top, factor), earlier)
     store(tops, U(0), top)
-    gain = exponential(subtract(earlier, top))
+    gain = power_of_two(subtract(earlier, top))
     store(gains, U(0), gain)
     below = subtract(splat(F(0.0)), top)
     a, b = multiply(load(sums, U(0)), gain), splat(F(0.0))
@@ -182,8 +197,8 @@ def _weigh(scores, count, scale, room, weights, sums, tops, gains, abreast):  # 
         begun, own = block // abreast * _WIDTH, block // _TWO * (_WIDTH // abreast)
         for turn in range(U(0), _WIDTH // abreast):
             at = begun + turn * _TWO * _WIDTH
-            one = exponential(multiply_add(load(scores, at), factor, below))
-            other = exponential(multiply_add(load(scores, at + _WIDTH), factor, below))
+            one = power_of_two(multiply_add(load(scores, at), factor, below))
+            other = power_of_two(multiply_add(load(scores, at + _WIDTH), factor, below))
             a, b = add(a, one), add(b, other)
             if abreast == _TWO:
                 put_narrowed(weights, own + turn * _WIDTH, one, other)
@@ -215,25 +230,27 @@ def _pair_up(raw, at, ahead, stride, first, tiles, values, to):  # type: ignore[
             for line in range(U(0), tiles * _WIDTH, _LINE):
                 prefetch_further(raw, coming + line)
                 prefetch_further(raw, coming + stride + line)
-        for tile in range(tiles):
+        for tile in range(0, tiles, 2):
             column = U(tile) * _WIDTH
             place = to + U(tile) * _SQUARE + U(pair) * _WIDTH
-            put_pairs(values, place, raw, one + column, one + stride + column)
+            put_pairs(values, place, _SQUARE, raw, one + column, one + stride + column)
 
 
 @uncounted
-def _sum(raw, shape, table, begin, start, end, after, weights, plain, values, sums):  # type: ignore[no-untyped-def]
+def _sum(raw, shape, places, begin, start, end, weights, plain, values, sums):  # type: ignore[no-untyped-def]
     """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], how many
     queries there are, how many tokens abreast, and whether they begin; else they are added to what
-    is there."""
+    is there. A token's values are as far from its keys as a page's are."""
     found, count, abreast, is_first = sums
+    further = shape.num_heads * shape.head_stride
     for some in range(begin, end, _TOKENS_AT_ONCE):
         for first in range(U(0), shape.width, _COLUMNS_AT_ONCE):
             tiles = min(_COLUMNS_AT_ONCE, shape.width - first) // _WIDTH
             begin_sums(found, first * _WIDTH, tiles, U(not is_first or some > begin))
             for position in range(some, min(end, some + _TOKENS_AT_ONCE), _WIDTH):
-                half = (position - begin) // _WIDTH % _TWO
-                at, ahead = sixteen_at(shape, table, position, end, shape.num_heads, after, _AHEAD)
+                block = (position - begin) // _WIDTH
+                half = block % _TWO
+                at, ahead = places[block] + further, places[block + _AHEAD] + further
                 if first == U(0) and not IS_PACED:
                     for line in range(U(0), _WIDTH * shape.token_stride, _LINE):
                         prefetch(raw, ahead + line)
@@ -286,6 +303,8 @@ def attend_heads(  # type: ignore[no-untyped-def]
     found = whole_lines(_WIDTH * width)
     totals, tops = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.float32)
     gains = np.empty(WIDTH, np.float32)
+    places = np.empty(_MOST_TOKENS // _WIDTH + _AHEAD, np.uintp)
+    further = shape.num_heads * shape.head_stride
     configure()
     abreast = _TWO if count <= U(FEW) else U(1)
     for job in range(first, last):
@@ -301,24 +320,26 @@ def attend_heads(  # type: ignore[no-untyped-def]
             totals[:], tops[:] = F(0.0), _LOWEST
             for position in range(begin, end, _MOST_TOKENS):
                 upto, is_first = U(min(end, position + _MOST_TOKENS)), position == begin
-                after = head_at(shape, table, position // shape.page_tokens, shape.num_heads)
-                keys = after, pairs, plain, scores, abreast
-                _score(raw, shape, table, position, start, upto, *keys)
+                num_places = _find(shape, table, position, upto, places)
+                places[num_places : num_places + _AHEAD] = places[0] + further
+                keys = pairs, plain, scores, abreast
+                _score(raw, shape, places, position, start, upto, *keys)
                 _rule_out(scores, position, start, upto, scale, limit, abreast)
                 seen = (upto - position + _TOKENS - U(1)) // _TOKENS * _TOKENS
-                factor = F(1.0) if limit > 0 else scale
+                factor = _LOG_E * (F(1.0) if limit > 0 else scale)
                 _weigh(scores, seen, factor, room, weights, totals, tops, gains, abreast)
                 if not is_first:
                     _shrink(found, width, some, gains, abreast)
                 own_sums = found, some, abreast, is_first
-                taken = following, weights, plain, values, own_sums
-                _sum(raw, shape, table, position, start, upto, *taken)
+                places[num_places : num_places + _AHEAD] = following - further
+                taken = weights, plain, values, own_sums
+                _sum(raw, shape, places, position, start, upto, *taken)
             for member in range(some):
                 lane = U(member) * abreast
                 total = totals[lane]
                 if abreast == _TWO:
                     total += totals[lane + U(1)]
-                lses[own + member] = tops[lane] + np.log(total)
+                lses[own + member] = tops[lane] * _LOG_2 + np.log(total)
                 share = splat(F(1.0) / total)
                 for column in range(U(0), width, _WIDTH):
                     source = (column + member) * _WIDTH

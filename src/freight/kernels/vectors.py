@@ -58,7 +58,6 @@ __all__ = [
     "number_at",
     "of_bits",
     "put_number",
-    "put_pairs",
     "quotient",
     "rounded",
     "scaled",
@@ -163,29 +162,6 @@ def store(context, array, index, value):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.none(array, types.uintp, VECTOR), generate
-
-
-@intrinsic
-def put_pairs(context, out, place, x, first, second):  # type: ignore[no-untyped-def]
-    """Sixteen pairs of bfloat16 from ``place`` of a float32 array on, each of a number from
-    ``first`` of a uint16 one on and one from ``second``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, index, source, *begins = arguments
-        kinds = signature.args
-        low, high = (
-            builder.zext(
-                builder.load(place_of(context, builder, kinds[2], source, begin, SHORT), align=2),
-                WORDS,
-            )
-            for begin in begins
-        )
-        pairs = builder.or_(low, builder.shl(high, constant(WORD, 16)))
-        target = place_of(context, builder, kinds[0], data, index, FLOAT)
-        builder.store(builder.bitcast(pairs, FLOATS), target, align=4)
-        return context.get_dummy_value()
-
-    return types.none(out, types.uintp, x, types.uintp, types.uintp), generate
 
 
 @intrinsic
