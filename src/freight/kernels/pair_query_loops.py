@@ -28,6 +28,7 @@ from freight.kernels.vectors import (
     store,
     subtract,
     swapped,
+    swapped_by_twos,
     transpose,
 )
 
@@ -65,7 +66,7 @@ COLUMNS = 2 * WIDTH
 LEAST_QUERIES = 5 if may_use_tiles() else 1
 """Of a head of keys: fewer leave most of a register empty."""
 _WIDTH = U(WIDTH)
-_TWO = U(2)
+_TWO, _FOUR = U(2), U(4)
 _TOKENS = U(2 * WIDTH)
 """That are pairs of a register's row."""
 _SQUARE = U(WIDTH * WIDTH)
@@ -86,16 +87,17 @@ _LOG_2 = F(0.6931471805599453)
 
 
 @uncounted
-def _lay_queries(queries, first, count, shape, room, pairs, abreast):  # type: ignore[no-untyped-def]
-    """Up to sixteen queries [count, width] of bfloat16, as pairs [width / 2, 16], or up to eight
-    whose pairs lie by twos, [width / 4, 8, 2]; those that are not there are zeros."""
+def _lay_queries(queries, first, count, shape, room, pairs, fours):  # type: ignore[no-untyped-def]
+    """Up to sixteen queries [count, width] of bfloat16, as pairs [width / 2, 16], or so many
+    ``fours`` of them, whose pairs lie by fours too, [width / 8, queries, 4]; those that are not
+    there are zeros."""
     half = shape.width // _TWO
-    if abreast == _TWO:
-        for place in range(half * U(FEW)):
+    if fours:
+        for place in range(half * _FOUR * fours):
             pairs[U(place)] = F(0.0)
         for query in range(count):
             for place in range(half):
-                own = U(place) // _TWO * _WIDTH + U(place) % _TWO + _TWO * U(query)
+                own = U(place) // _FOUR * _WIDTH * fours + U(place) % _FOUR + _FOUR * U(query)
                 pairs[own] = of_bits(queries[first + U(query) * half + U(place)])
         return
     for query in range(count):
@@ -105,6 +107,12 @@ def _lay_queries(queries, first, count, shape, room, pairs, abreast):  # type: i
         room[U(place)] = np.uint32(0)
     for place in range(0, half, WIDTH):
         transpose(room, U(place), half, pairs, U(place) * _WIDTH)
+
+
+@uncounted
+def _size(tokens, fours):  # type: ignore[no-untyped-def]
+    """Scores of so many tokens, a multiple of four."""
+    return tokens // _FOUR * fours * _WIDTH if fours else tokens * _WIDTH
 
 
 @uncounted
@@ -133,88 +141,115 @@ def _find(shape, table, begin, end, places):  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def _score(raw, shape, places, begin, start, end, pairs, plain, scores, abreast):  # type: ignore[no-untyped-def]
+def _score(raw, shape, places, begin, start, end, pairs, plain, scores, fours):  # type: ignore[no-untyped-def]
     """Scores [tokens, 16] of the tokens from ``begin``, a whole sixteen, to ``end`` in sixteens,
-    whose keys are at these ``places``, or [tokens / 2, 8, 2]; nothing is known of those before
-    ``start``, and from ``end`` on."""
+    whose keys are at these ``places``, or [tokens / 4, queries, 4] of so many ``fours``; nothing is
+    known of those before ``start``, and from ``end`` on."""
     blocks = shape.width // U(COLUMNS)
     for position in range(begin, end, _WIDTH):
         block = (position - begin) // _WIDTH
         at, ahead = places[block], places[block + _AHEAD]
         low, high = max(start, position) - position, min(end - position, _WIDTH)
-        to = (position - begin) // abreast * _WIDTH
+        to = _size(position - begin, fours)
         if low == U(0) and high == _WIDTH:
-            put_scores(raw, at, shape.token_stride, pairs, blocks, scores, to, ahead, abreast)
+            put_scores(raw, at, shape.token_stride, pairs, blocks, scores, to, ahead, fours)
         else:
             _copy(raw, at, low, high, shape, plain)
-            put_scores(plain, U(0), shape.width, pairs, blocks, scores, to, U(0), abreast)
+            put_scores(plain, U(0), shape.width, pairs, blocks, scores, to, U(0), fours)
 
 
 @uncounted
-def _rule_out(scores, begin, start, end, scale, limit, abreast):  # type: ignore[no-untyped-def]
+def _rule_out(scores, begin, start, end, scale, limit, fours):  # type: ignore[no-untyped-def]
     """Scores that are capped, where they have a limit; the lowest of all before ``start`` and
     behind the last token."""
     count = end - begin
     if limit > 0:
-        lanes = (count + abreast - U(1)) // abreast * _WIDTH
+        lanes = _size((count + _FOUR - U(1)) // _FOUR * _FOUR, fours)
         for place in range(U(0), lanes, _WIDTH):
             store(scores, place, multiply(load(scores, place), splat(scale)))
         cap(scores, U(0), lanes, limit)
     for before in range(U(0), max(start, begin) - begin):
-        _put_lowest(scores, before, abreast)
+        _put_lowest(scores, before, fours)
     for beyond in range(count, (count + _TOKENS - U(1)) // _TOKENS * _TOKENS):
-        _put_lowest(scores, beyond, abreast)
+        _put_lowest(scores, beyond, fours)
 
 
 @uncounted
-def _put_lowest(scores, token, abreast):  # type: ignore[no-untyped-def]
-    at = token // abreast * _WIDTH
-    for lane in range(token % abreast, _WIDTH, abreast):
-        scores[at + lane] = _LOWEST
+def _put_lowest(scores, token, fours):  # type: ignore[no-untyped-def]
+    if fours:
+        at = token // _FOUR * fours * _WIDTH
+        for lane in range(token % _FOUR, fours * _WIDTH, _FOUR):
+            scores[at + lane] = _LOWEST
+    else:
+        store(scores, token * _WIDTH, splat(_LOWEST))
 
 
 @uncounted
-def _weigh(scores, count, scale, room, weights, sums, tops, gains, abreast):  # type: ignore[no-untyped-def]
+def _weigh(scores, count, scale, room, weights, sums, tops, gains):  # type: ignore[no-untyped-def]
     """Of scores, times ``scale`` logarithms to base 2, what their softmax would be but for the sum,
     as pairs of tokens: by 32 of them as ``add_sums`` takes them. Sums and highest scores, scaled,
-    are of all tokens so far; ``gains`` become what earlier sums are to be multiplied by. Of two
-    tokens abreast each has sums."""
+    are of all tokens so far; ``gains`` become what earlier sums are to be multiplied by."""
     a = b = splat(_LOWEST)
-    for place in range(U(0), count // abreast * _WIDTH, _TWO * _WIDTH):
+    for place in range(U(0), count * _WIDTH, _TWO * _WIDTH):
         a, b = larger(load(scores, place), a), larger(load(scores, place + _WIDTH), b)
     factor = splat(scale)
-    earlier = load(tops, U(0))
-    top = larger(a, b)
-    if abreast == _TWO:
-        top = larger(top, swapped(top))
-    top = larger(multiply(top, factor), earlier)
-    store(tops, U(0), top)
-    gain = power_of_two(subtract(earlier, top))
-    store(gains, U(0), gain)
-    below = subtract(splat(F(0.0)), top)
-    a, b = multiply(load(sums, U(0)), gain), splat(F(0.0))
+    below = _grow(larger(a, b), factor, U(0), sums, tops, gains)
+    a, b = load(sums, U(0)), splat(F(0.0))
     for block in range(U(0), count, _TOKENS):
-        begun, own = block // abreast * _WIDTH, block // _TWO * (_WIDTH // abreast)
-        for turn in range(U(0), _WIDTH // abreast):
-            at = begun + turn * _TWO * _WIDTH
+        for turn in range(U(0), _WIDTH):
+            at = block * _WIDTH + turn * _TWO * _WIDTH
             one = power_of_two(multiply_add(load(scores, at), factor, below))
             other = power_of_two(multiply_add(load(scores, at + _WIDTH), factor, below))
             a, b = add(a, one), add(b, other)
-            if abreast == _TWO:
-                put_narrowed(weights, own + turn * _WIDTH, one, other)
-            else:
-                put_narrowed_pairs(room, turn * _WIDTH, one, other)
-        if abreast != _TWO:
-            lay_weights(room, weights, own)
+            put_narrowed_pairs(room, turn * _WIDTH, one, other)
+        lay_weights(room, weights, block // _TWO * _WIDTH)
     store(sums, U(0), add(a, b))
 
 
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _grow(most, factor, part, sums, tops, gains):  # type: ignore[no-untyped-def]
+    """The highest of earlier scores, ``tops``, and these; what sums and gains come to with them.
+    Returns what is to be added to scores."""
+    earlier = load(tops, part)
+    top = larger(multiply(most, factor), earlier)
+    store(tops, part, top)
+    gain = power_of_two(subtract(earlier, top))
+    store(gains, part, gain)
+    store(sums, part, multiply(load(sums, part), gain))
+    return subtract(splat(F(0.0)), top)
+
+
 @uncounted
-def _shrink(found, width, count, gains, abreast):  # type: ignore[no-untyped-def]
+def _weigh_fours(scores, count, scale, weights, sums, tops, gains, fours):  # type: ignore[no-untyped-def]
+    """The same of four tokens of four queries each: of every query four sums, and four times its
+    highest score."""
+    step, factor = fours * _WIDTH, splat(scale)
+    for part in range(U(0), step, _WIDTH):
+        a = b = splat(_LOWEST)
+        for place in range(part, count // _FOUR * step, _TWO * step):
+            a, b = larger(load(scores, place), a), larger(load(scores, place + step), b)
+        most = larger(a, b)
+        most = larger(most, swapped(most))
+        most = larger(most, swapped_by_twos(most))
+        _grow(most, factor, part, sums, tops, gains)
+    second = step - _WIDTH
+    a = b = nothing = splat(F(0.0))
+    below, further = subtract(nothing, load(tops, U(0))), subtract(nothing, load(tops, second))
+    for place in range(U(0), count // _FOUR * step, _TWO * _WIDTH):
+        one = power_of_two(multiply_add(load(scores, place), factor, below))
+        other = power_of_two(multiply_add(load(scores, place + _WIDTH), factor, further))
+        a, b = add(a, one), add(b, other)
+        put_narrowed(weights, place // _TWO, one, other)
+    store(sums, U(0), add(load(sums, U(0)), a))
+    store(sums, second, add(load(sums, second), b))
+
+
+@uncounted
+def _shrink(found, width, count, gains, apart):  # type: ignore[no-untyped-def]
     """Sums [width / 16, 16 queries, 16] of ``count`` queries by what their weights are less than
-    they were."""
+    they were, for which there are gains ``apart`` from each other."""
     for query in range(count):
-        gain = splat(gains[U(query) * abreast])
+        gain = splat(gains[U(query) * apart])
         for column in range(U(0), width, _WIDTH):
             at = (column + U(query)) * _WIDTH
             store(found, at, multiply(load(found, at), gain))
@@ -239,9 +274,9 @@ def _pair_up(raw, at, ahead, stride, first, tiles, values, to):  # type: ignore[
 @uncounted
 def _sum(raw, shape, places, begin, start, end, weights, plain, values, sums):  # type: ignore[no-untyped-def]
     """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], how many
-    queries there are, how many tokens abreast, and whether they begin; else they are added to what
+    queries there are, how many fours of them, and whether they begin; else they are added to what
     is there. A token's values are as far from its keys as a page's are."""
-    found, count, abreast, is_first = sums
+    found, count, fours, is_first = sums
     further = shape.num_heads * shape.head_stride
     for some in range(begin, end, _TOKENS_AT_ONCE):
         for first in range(U(0), shape.width, _COLUMNS_AT_ONCE):
@@ -268,8 +303,9 @@ def _sum(raw, shape, places, begin, start, end, weights, plain, values, sums):  
                             place = U(tile) * _SQUARE + U(pair) * _WIDTH
                             store(values, place, splat(F(0.0)))
                 if is_last or half == U(1):
-                    own = (position - begin) // _TOKENS * (_SQUARE // abreast)
-                    add_sums(weights, own, values, tiles, found, first * _WIDTH, count, abreast)
+                    # Two weights lie where one score did.
+                    own = _size((position - begin) // _TOKENS * _WIDTH, fours)
+                    add_sums(weights, own, values, tiles, found, first * _WIDTH, count, fours)
             end_sums(found, first * _WIDTH, tiles)
 
 
@@ -301,12 +337,13 @@ def attend_heads(  # type: ignore[no-untyped-def]
     plain = np.empty(_WIDTH * width, np.uint16)
     values = whole_lines(_COLUMNS_AT_ONCE * _WIDTH)
     found = whole_lines(_WIDTH * width)
-    totals, tops = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.float32)
-    gains = np.empty(WIDTH, np.float32)
+    totals, tops = np.empty(2 * WIDTH, np.float32), np.empty(2 * WIDTH, np.float32)
+    gains = np.empty(2 * WIDTH, np.float32)
     places = np.empty(_MOST_TOKENS // _WIDTH + _AHEAD, np.uintp)
     further = shape.num_heads * shape.head_stride
     configure()
-    abreast = _TWO if count <= U(FEW) else U(1)
+    fours = (count + _FOUR - U(1)) // _FOUR if count <= U(FEW) else U(0)
+    apart = _FOUR if fours else U(1)
     for job in range(first, last):
         row, head = job // num_heads, job % num_heads
         start, end = U(starts[row]), U(ends[row])
@@ -316,29 +353,32 @@ def attend_heads(  # type: ignore[no-untyped-def]
         following = head_at(shape, pages[row, head], coming, U(0))
         for query in range(U(0), count, _WIDTH):
             own, some = U(job) * count + query, min(_WIDTH, count - query)
-            _lay_queries(queries, own * half, some, shape, laid, pairs, abreast)
+            _lay_queries(queries, own * half, some, shape, laid, pairs, fours)
             totals[:], tops[:] = F(0.0), _LOWEST
             for position in range(begin, end, _MOST_TOKENS):
                 upto, is_first = U(min(end, position + _MOST_TOKENS)), position == begin
                 num_places = _find(shape, table, position, upto, places)
                 places[num_places : num_places + _AHEAD] = places[0] + further
-                keys = pairs, plain, scores, abreast
+                keys = pairs, plain, scores, fours
                 _score(raw, shape, places, position, start, upto, *keys)
-                _rule_out(scores, position, start, upto, scale, limit, abreast)
+                _rule_out(scores, position, start, upto, scale, limit, fours)
                 seen = (upto - position + _TOKENS - U(1)) // _TOKENS * _TOKENS
                 factor = _LOG_E * (F(1.0) if limit > 0 else scale)
-                _weigh(scores, seen, factor, room, weights, totals, tops, gains, abreast)
+                if fours:
+                    _weigh_fours(scores, seen, factor, weights, totals, tops, gains, fours)
+                else:
+                    _weigh(scores, seen, factor, room, weights, totals, tops, gains)
                 if not is_first:
-                    _shrink(found, width, some, gains, abreast)
-                own_sums = found, some, abreast, is_first
+                    _shrink(found, width, some, gains, apart)
+                own_sums = found, some, fours, is_first
                 places[num_places : num_places + _AHEAD] = following - further
                 taken = weights, plain, values, own_sums
                 _sum(raw, shape, places, position, start, upto, *taken)
             for member in range(some):
-                lane = U(member) * abreast
-                total = totals[lane]
-                if abreast == _TWO:
-                    total += totals[lane + U(1)]
+                lane = U(member) * apart
+                total = F(0.0)
+                for own_lane in range(lane, lane + apart):
+                    total += totals[own_lane]
                 lses[own + member] = tops[lane] * _LOG_2 + np.log(total)
                 share = splat(F(1.0) / total)
                 for column in range(U(0), width, _WIDTH):

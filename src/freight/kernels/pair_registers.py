@@ -14,7 +14,18 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from freight.kernels.compiled import uncounted
-from freight.kernels.llvm import FLOATS, WIDTH, WORD, WORDS, address_of, fetch, pair_products
+from freight.kernels.llvm import (
+    FLOAT,
+    FLOATS,
+    WIDTH,
+    WORD,
+    WORDS,
+    address_of,
+    constant,
+    fetch,
+    pair_products,
+    totals,
+)
 from freight.kernels.pair_blocks import MOST_TILES, add_pair_products
 from freight.kernels.pair_blocks import ROWS as PANEL_ROWS
 from freight.kernels.vectors import load, store
@@ -37,7 +48,7 @@ __all__ = [
 ROWS: Final = 5 * PANEL_ROWS
 """Of a panel of queries."""
 FEW: Final = 8
-"""Queries or fewer, which leave half of a vector to another token."""
+"""Queries or fewer, of which four at a time are a vector with four tokens."""
 IS_PACED: Final = True
 """What will be wanted is fetched line by line beside products, not all of it before them."""
 _INDEX = types.uintp
@@ -113,24 +124,53 @@ class _Step:
         """Where sixteen floats begin in the array that is argument ``number``."""
         return self.builder.bitcast(self.address(number, index), FLOATS.as_pointer())
 
-    def pairs(self, number: int, index: Any, together: int = 1) -> Any:
-        """Where pairs begin there, so many at a time."""
-        kind = ir.IntType(32 * together)
-        return self.builder.bitcast(self.address(number, index), kind.as_pointer())
+    def pairs(self, number: int, index: Any) -> Any:
+        """Where pairs begin there."""
+        return self.builder.bitcast(self.address(number, index), WORD.as_pointer())
 
     def address(self, number: int, index: Any) -> Any:
         array, kind = self._arguments[number], self._kinds[number]
         return address_of(self._context, self.builder, kind, array, index)
 
-    def sixteen_times(self, pairs: Any, index: Any) -> Any:
-        """One of the pairs that begin there, or of so many at a time, again and again."""
+    def rows(self, start: Any, apart: Any, first: int) -> list[Any]:
+        """Where some rows begin, from number ``first`` on."""
         builder = self.builder
-        some = builder.load(builder.gep(pairs, [index]), align=2)
-        count = 32 * WIDTH // some.type.width
-        vector = ir.Constant(ir.VectorType(some.type, count), ir.Undefined)
-        vector = builder.insert_element(vector, some, ir.Constant(WORD, 0))
-        mask = ir.Constant(ir.VectorType(WORD, count), [0] * count)
-        return builder.bitcast(builder.shuffle_vector(vector, vector, mask), FLOATS)
+        return [
+            self.pairs(0, builder.add(start, builder.mul(apart, self.whole(row))))
+            for row in range(first, first + _ROWS_AT_ONCE)
+        ]
+
+    def sums(self, count: int) -> list[Any]:
+        """So many, in registers, that begin."""
+        found = [cgutils.alloca_once(self.builder, FLOATS) for _ in range(count)]
+        for kept in found:
+            self.builder.store(constant(FLOAT, 0.0), kept)
+        return found
+
+    def add_products(self, kept: Any, factor: Any, column: Any) -> None:
+        found = pair_products(self.builder, self.builder.load(kept), factor, column)
+        self.builder.store(found, kept)
+
+    def fetch_line(self, ahead: Any, number: Any) -> None:
+        """The line of this number of those that follow each other ``ahead``."""
+        place = self.builder.add(ahead, self.builder.mul(number, self.whole(2 * WIDTH)))
+        fetch(self.builder, self.address(0, place), near=False)
+
+    def sixteen_times(self, pairs: Any, index: Any) -> Any:
+        """One of the pairs that begin there, again and again."""
+        builder = self.builder
+        one = builder.load(builder.gep(pairs, [index]), align=2)
+        vector = builder.insert_element(ir.Constant(WORDS, ir.Undefined), one, ir.Constant(WORD, 0))
+        vector = builder.shuffle_vector(vector, vector, constant(WORD, 0))
+        return builder.bitcast(vector, FLOATS)
+
+    def four_times(self, pairs: Any, index: Any) -> Any:
+        """Four of them, from number 4 ``index`` on, again and again."""
+        builder, fours = self.builder, ir.VectorType(WORD, 4)
+        place = builder.gep(pairs, [builder.mul(index, self.whole(4))])
+        some = builder.load(builder.bitcast(place, fours.as_pointer()), align=2)
+        lanes = ir.Constant(WORDS, [*range(4)] * 4)
+        return builder.bitcast(builder.shuffle_vector(some, some, lanes), FLOATS)
 
 
 @intrinsic
@@ -138,75 +178,92 @@ def _put_scores(context, rows, at, stride, pairs, blocks, scores, place, ahead):
     """scores[place + 16 r + i] = the products of sixteen rows of bfloat16, which begin at rows[at]
     and are ``stride`` apart, and sixteen columns i of pairs [16 blocks, 16]. As many rows are
     fetched that follow each other ``ahead``."""
-    return _scores_of_sixteen(1, rows, pairs, scores)
-
-
-@intrinsic
-def _put_scores_by_twos(context, rows, at, stride, pairs, blocks, scores, place, ahead):  # type: ignore[no-untyped-def]
-    """scores[place + 16 r + 2 i + j] = the products of row 2 r + j and of the column i of eight,
-    whose pairs lie by twos [8 blocks, 8, 2]. The others are as for ``_put_scores``."""
-    return _scores_of_sixteen(2, rows, pairs, scores)
-
-
-@uncounted
-def put_scores(rows, at, stride, pairs, blocks, scores, place, ahead, abreast):  # type: ignore[no-untyped-def]
-    """Of sixteen rows by sixteen columns, a token in a vector, or by eight with two ``abreast``."""
-    if abreast == _INT(1):
-        _put_scores(rows, at, stride, pairs, blocks, scores, place, ahead)
-    else:
-        _put_scores_by_twos(rows, at, stride, pairs, blocks, scores, place, ahead)
-
-
-def _scores_of_sixteen(abreast: int, rows: Any, pairs: Any, scores: Any) -> Any:
-    """Of so many tokens ``abreast`` a vector has as many pairs of each query: each token's sums are
-    added up in the end, and stand side by side."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, start, apart, _, blocks, _, to, ahead = arguments
         own = _Step(context, builder, signature, arguments)
         columns = own.sixteen(3, own.whole(0))
-        count = builder.mul(blocks, own.whole(WIDTH // abreast))
+        count = builder.mul(blocks, own.whole(WIDTH))
         for first in range(0, WIDTH, _ROWS_AT_ONCE):
-            numbers = range(first, first + _ROWS_AT_ONCE)
-            some = [
-                own.pairs(0, builder.add(start, builder.mul(apart, own.whole(row))), abreast)
-                for row in numbers
-            ]
-            sums = [cgutils.alloca_once(builder, FLOATS) for _ in numbers]
-            for kept in sums:
-                builder.store(ir.Constant(FLOATS, [0.0] * WIDTH), kept)
+            some, sums = own.rows(start, apart, first), own.sums(_ROWS_AT_ONCE)
             with cgutils.for_range(builder, count) as loop:
                 column = builder.load(builder.gep(columns, [loop.index]), align=4)
                 for row, kept in zip(some, sums, strict=True):
-                    factor = own.sixteen_times(row, loop.index)
-                    found = pair_products(builder, builder.load(kept), factor, column)
-                    builder.store(found, kept)
+                    own.add_products(kept, own.sixteen_times(row, loop.index), column)
                 # One line for so many products: all of them at once would wait for memory.
-                if abreast > 1 or first == 0:
-                    turn = builder.add(
-                        loop.index, builder.mul(count, own.whole(first // _ROWS_AT_ONCE))
-                    )
-                    line = builder.mul(turn, own.whole(2 * WIDTH))
-                    fetch(builder, own.address(0, builder.add(ahead, line)), near=False)
-            found = [builder.load(kept) for kept in sums]
-            if abreast == 2:
-                found = [_added_up(builder, *found[i : i + 2]) for i in range(0, len(found), 2)]
-            for number, vector in enumerate(found, first // abreast):
+                if first == 0:
+                    own.fetch_line(ahead, loop.index)
+            for number, kept in enumerate(sums, first):
                 target = own.sixteen(5, builder.add(to, own.whole(number * WIDTH)))
-                builder.store(vector, target, align=4)
+                builder.store(builder.load(kept), target, align=4)
         return context.get_dummy_value()
 
     kinds = rows, _INDEX, _INDEX, pairs, _INDEX, scores, _INDEX, _INDEX
     return types.none(*kinds), generate
 
 
-def _added_up(builder: Any, one: Any, other: Any) -> Any:
-    """Neighbours' sums, of each vector in turn."""
-    even, odd = (
-        ir.Constant(WORDS, [k for i in range(first, WIDTH, 2) for k in (i, i + WIDTH)])
-        for first in (0, 1)
-    )
-    return builder.fadd(*(builder.shuffle_vector(one, other, mask) for mask in (even, odd)))
+def _scores_in_fours(vectors: int) -> Any:
+    """What makes scores[place + 4 n r + 4 i + t] the products of row 4 r + t, of sixteen, and of
+    the column i of n, four for each of so many ``vectors``, whose pairs lie by fours
+    [4 blocks, n, 4]: a vector has four of them of each of four queries. A token's sums are added up
+    in the end, and stand side by side. Else as ``_put_scores``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, start, apart, _, blocks, _, to, ahead = arguments
+        own = _Step(context, builder, signature, arguments)
+        columns = own.sixteen(3, own.whole(0))
+        count = builder.mul(blocks, own.whole(WIDTH // 4))
+        for first in range(0, WIDTH, _ROWS_AT_ONCE):
+            some = own.rows(start, apart, first)
+            sums = [own.sums(_ROWS_AT_ONCE) for _ in range(vectors)]
+            with cgutils.for_range(builder, count) as loop:
+                begun = builder.mul(loop.index, own.whole(vectors))
+                queries = [
+                    builder.load(
+                        builder.gep(columns, [builder.add(begun, own.whole(number))]), align=4
+                    )
+                    for number in range(vectors)
+                ]
+                for place, row in enumerate(some):
+                    factor = own.four_times(row, loop.index)
+                    for number, column in enumerate(queries):
+                        own.add_products(sums[number][place], factor, column)
+                turn = builder.add(
+                    loop.index, builder.mul(count, own.whole(first // _ROWS_AT_ONCE))
+                )
+                line = builder.mul(turn, own.whole(2))
+                own.fetch_line(ahead, line)
+                own.fetch_line(ahead, builder.add(line, own.whole(1)))
+            for place in range(0, _ROWS_AT_ONCE, 4):
+                for number, kept in enumerate(sums):
+                    found = totals(builder, [builder.load(k) for k in kept[place : place + 4]], 4)
+                    row = (first + place) // 4 * vectors + number
+                    target = own.sixteen(5, builder.add(to, own.whole(row * WIDTH)))
+                    builder.store(found, target, align=4)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def put(context, rows, at, stride, pairs, blocks, scores, place, ahead):  # type: ignore[no-untyped-def]
+        kinds = rows, _INDEX, _INDEX, pairs, _INDEX, scores, _INDEX, _INDEX
+        return types.none(*kinds), generate
+
+    return put
+
+
+_PUT_FOUR: Final = _scores_in_fours(1)
+_PUT_EIGHT: Final = _scores_in_fours(2)
+
+
+@uncounted
+def put_scores(rows, at, stride, pairs, blocks, scores, place, ahead, fours):  # type: ignore[no-untyped-def]
+    """Of sixteen rows by sixteen columns, a token in a vector, or by so many ``fours`` of them,
+    with four tokens in a vector."""
+    if fours == _INT(0):
+        _put_scores(rows, at, stride, pairs, blocks, scores, place, ahead)
+    elif fours == _INT(1):
+        _PUT_FOUR(rows, at, stride, pairs, blocks, scores, place, ahead)
+    else:
+        _PUT_EIGHT(rows, at, stride, pairs, blocks, scores, place, ahead)
 
 
 @uncounted
@@ -235,21 +292,29 @@ def begin_sums(context, sums, place, tiles, goes_on):  # type: ignore[no-untyped
 
 
 @intrinsic
-def add_sums(context, weights, at, values, tiles, sums, place, queries, abreast):  # type: ignore[no-untyped-def]
-    """Add the products of weights [16 pairs, 16 queries] from weights[at] on, or of 8 queries where
-    two tokens are ``abreast``, and of values [tiles, 16, 16] to the sums [tiles, 16, 16] from
-    ``place`` on: of the first ``queries``, or some more. Tiles are an even number."""
+def add_sums(context, weights, at, values, tiles, sums, place, queries, fours):  # type: ignore[no-untyped-def]
+    """Add the products of weights [16 pairs, 16 queries] from weights[at] on, or, of so many
+    ``fours`` of queries, [8, queries, 2 pairs], and of values [tiles, 16, 16] to the sums
+    [tiles, 16, 16] from ``place`` on: of the first ``queries``, or some more. Tiles are an even
+    number."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, start, _, count, _, first, rows, together = arguments
+        _, start, _, count, _, first, rows, vectors = arguments
         own = _Step(context, builder, signature, arguments)
         zero = own.whole(0)
-        pitch = builder.udiv(own.whole(WIDTH), together)
+        is_apart = builder.icmp_unsigned("==", vectors, zero)
+
+        def either(apart: Any, together: Any) -> Any:
+            return builder.select(is_apart, apart, together)
+
+        pairs_pitch = either(own.whole(2 * WIDTH), builder.mul(vectors, own.whole(8)))
+        pair_pitch = either(own.whole(WIDTH), own.whole(1))
+        query_pitch = either(own.whole(1), own.whole(2))
 
         def add(at_once: int, begin: Any, end: Any) -> None:
             step = own.whole(at_once)
             with cgutils.for_range_slice(builder, begin, end, step) as (row, _):
-                factors = own.pairs(0, builder.add(start, row))
+                factors = own.pairs(0, builder.add(start, builder.mul(row, query_pitch)))
                 line = builder.add(builder.add(first, begun), builder.mul(row, own.whole(WIDTH)))
                 kept = {}
                 for query in range(at_once):
@@ -259,18 +324,20 @@ def add_sums(context, weights, at, values, tiles, sums, place, queries, abreast)
                         kept[query, number] = target, cgutils.alloca_once(builder, FLOATS)
                 for target, sum_ in kept.values():
                     builder.store(builder.load(target, align=4), sum_)
-                with cgutils.for_range(builder, own.whole(WIDTH)) as loop:
-                    columns = [
-                        builder.load(builder.gep(tile_, [loop.index]), align=4) for tile_ in some
-                    ]
-                    line = builder.mul(loop.index, pitch)
-                    for query in range(at_once):
-                        place = builder.add(line, own.whole(query))
-                        factor = own.sixteen_times(factors, place)
-                        for number, column in enumerate(columns):
-                            _, sum_ = kept[query, number]
-                            found = pair_products(builder, builder.load(sum_), factor, column)
-                            builder.store(found, sum_)
+                with cgutils.for_range(builder, own.whole(WIDTH // 2)) as loop:
+                    for pair in range(2):
+                        begins = builder.add(builder.mul(loop.index, own.whole(2)), own.whole(pair))
+                        columns = [
+                            builder.load(builder.gep(tile_, [begins]), align=4) for tile_ in some
+                        ]
+                        line = builder.mul(loop.index, pairs_pitch)
+                        if pair:
+                            line = builder.add(line, pair_pitch)
+                        for query in range(at_once):
+                            place = builder.add(line, builder.mul(query_pitch, own.whole(query)))
+                            factor = own.sixteen_times(factors, place)
+                            for number, column in enumerate(columns):
+                                own.add_products(kept[query, number][1], factor, column)
                 for target, sum_ in kept.values():
                     builder.store(builder.load(sum_), target, align=4)
 

@@ -56,7 +56,7 @@ INTEGERS: Final = "tdpbssd"
 numbers of 32 bits."""
 
 FEW: Final = 0
-"""Queries or fewer are attended two tokens at a time: registers have a token a row."""
+"""Queries or fewer are attended four tokens at a time: registers have a token a row."""
 IS_PACED: Final = False
 """What will be wanted is fetched before the products, all of it."""
 
@@ -349,10 +349,10 @@ def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:
 
 
 @intrinsic
-def put_scores(context, rows, at, stride, pairs, blocks, scores, place, ahead, abreast):  # type: ignore[no-untyped-def]
+def put_scores(context, rows, at, stride, pairs, blocks, scores, place, ahead, fours):  # type: ignore[no-untyped-def]
     """scores[place + 16 r + i] = the products of sixteen rows of bfloat16, which begin at rows[at]
     and are ``stride`` apart, and sixteen columns i of pairs [16 blocks, 16]. As many rows are
-    fetched that follow each other ``ahead``. One token is ``abreast``."""
+    fetched that follow each other ``ahead``. There are no ``fours``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, start, apart, _, count, _, to, further, _ = arguments
@@ -413,10 +413,10 @@ def begin_sums(context, sums, place, tiles, goes_on):  # type: ignore[no-untyped
 
 
 @intrinsic
-def add_sums(context, weights, at, values, tiles, sums, place, queries, abreast):  # type: ignore[no-untyped-def]
+def add_sums(context, weights, at, values, tiles, sums, place, queries, fours):  # type: ignore[no-untyped-def]
     """Add the products of sixteen rows of pairs from weights[at] on and sixteen times as many
-    columns of values [tiles, 16, 16]. Sums are in registers, of however many ``queries``; one token
-    is ``abreast``."""
+    columns of values [tiles, 16, 16]. Sums are in registers, of however many ``queries``; there
+    are no ``fours``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, start, _, count, _, _, _, _ = arguments

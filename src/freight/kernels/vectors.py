@@ -67,6 +67,7 @@ __all__ = [
     "store",
     "subtract",
     "swapped",
+    "swapped_by_twos",
     "total",
     "transpose",
     "turned",
@@ -316,15 +317,25 @@ def rounded(context, a):  # type: ignore[no-untyped-def]
     return VECTOR(VECTOR), call("llvm.rint.v16f32", FLOATS)
 
 
-@intrinsic
-def swapped(context, a):  # type: ignore[no-untyped-def]
-    """Neighbours in each other's place."""
-    lanes = [place ^ 1 for place in range(WIDTH)]
+def _swap(apart: int) -> Any:
+    lanes = [place ^ apart for place in range(WIDTH)]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.shuffle_vector(*arguments, *arguments, ir.Constant(WORDS, lanes))
 
-    return VECTOR(VECTOR), generate
+    return generate
+
+
+@intrinsic
+def swapped(context, a):  # type: ignore[no-untyped-def]
+    """Neighbours in each other's place."""
+    return VECTOR(VECTOR), _swap(1)
+
+
+@intrinsic
+def swapped_by_twos(context, a):  # type: ignore[no-untyped-def]
+    """Likewise of each four the first two and the others."""
+    return VECTOR(VECTOR), _swap(2)
 
 
 @intrinsic
