@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["LOOPS", "processor_name"]
 
-LOOPS: Final = "17"
+LOOPS: Final = "18"
 """Counts up where loops have become so much faster, or are measured so differently, that older
 profiles would mislead a plan."""
 
