@@ -54,13 +54,11 @@ def test_powers_are_right_to_a_few_units_in_the_last_place(
     assert error.max() <= units
 
 
-def test_whole_powers_are_exact_and_those_far_below_next_to_nothing() -> None:
-    x = np.array([0, 1, -1, 5, -20, 127, -126, 0, *[-127, -1e3, -3e38, -np.inf] * 2], np.float32)
+def test_whole_powers_are_exact_and_those_far_below_nothing() -> None:
+    x = np.array([0, 1, -1, 5, -20, 127, -126, 0, *[-250, -1e3, -3e38, -np.inf] * 2], np.float32)
     found = np.empty_like(x)
     _powers(x, found)
-    np.testing.assert_array_equal(found[:8], np.exp2(x[:8].astype(np.float64)))
-    assert (found[8:] >= 0).all()
-    assert found[8:].max() <= 2.0**-126
+    np.testing.assert_array_equal(found, np.exp2(x.astype(np.float64)).astype(np.float32))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 15, 16, 40])

@@ -11,6 +11,7 @@ from numba.extending import overload
 
 from freight.kernels.cache_lines import prefetch
 from freight.kernels.compiled import UNCOUNTED, uncounted
+from freight.kernels.features import HAS_WIDE_REGISTERS
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -33,6 +34,8 @@ from freight.kernels.vectors import (
 )
 
 __all__ = [
+    "LOG_2",
+    "LOG_E",
     "PageShape",
     "cap",
     "exponential",
@@ -47,7 +50,12 @@ __all__ = [
 
 U = np.uintp
 F = np.float32
+LOG_E = F(1.4426950408889634)
+"""To base 2."""
+LOG_2 = F(0.6931471805599453)
 _WIDTH = U(WIDTH)
+_LEAST_POWER = F(-200.0 if HAS_WIDE_REGISTERS else -127.0)
+"""Of two that makes nothing, without being too little to be made so."""
 
 
 class PageShape(NamedTuple):
@@ -176,9 +184,9 @@ def exponential(x):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def power_of_two(x):  # type: ignore[no-untyped-def]
-    """2^x to 3 units in the last place, for x up to 127; as at -126 below that. The polynomial is
+    """2^x to 3 units in the last place, for x from -126 to 127; 0 far below. The polynomial is
     the one of its degree, 1 at 0, whose largest relative error is least (by linear programming)."""
-    x = larger(x, splat(F(-126.0)))
+    x = larger(x, splat(_LEAST_POWER))
     power = rounded(x)
     rest = subtract(x, power)
     series = splat(F(0.0013274633))

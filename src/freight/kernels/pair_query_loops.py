@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import cap, head_at, power_of_two, token_at
+from freight.kernels.attention_steps import LOG_2, LOG_E, cap, head_at, power_of_two, token_at
 from freight.kernels.cache_lines import prefetch, prefetch_further, whole_lines
 from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
@@ -81,9 +81,6 @@ _LINE = U(32)
 _AHEAD = U(2 if IS_PACED else 1)
 """Sixteens of tokens that are fetched before they are wanted."""
 _LOWEST = F(-3e38)
-_LOG_E = F(1.4426950408889634)
-"""To base 2."""
-_LOG_2 = F(0.6931471805599453)
 
 
 @uncounted
@@ -363,7 +360,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 _score(raw, shape, places, position, start, upto, *keys)
                 _rule_out(scores, position, start, upto, scale, limit, fours)
                 seen = (upto - position + _TOKENS - U(1)) // _TOKENS * _TOKENS
-                factor = _LOG_E * (F(1.0) if limit > 0 else scale)
+                factor = LOG_E * (F(1.0) if limit > 0 else scale)
                 if fours:
                     _weigh_fours(scores, seen, factor, weights, totals, tops, gains, fours)
                 else:
@@ -379,7 +376,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 total = F(0.0)
                 for own_lane in range(lane, lane + apart):
                     total += totals[own_lane]
-                lses[own + member] = tops[lane] * _LOG_2 + np.log(total)
+                lses[own + member] = tops[lane] * LOG_2 + np.log(total)
                 share = splat(F(1.0) / total)
                 for column in range(U(0), width, _WIDTH):
                     source = (column + member) * _WIDTH

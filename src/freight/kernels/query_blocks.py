@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import head_at, make_plain, power_of_two
+from freight.kernels.attention_steps import LOG_2, LOG_E, head_at, make_plain, power_of_two
 from freight.kernels.compiled import uncounted
 from freight.kernels.sixteen_rows import put_largest, put_totals
 from freight.kernels.vectors import (
@@ -59,9 +59,6 @@ KEYS = 128
 """Of a block: its keys and values stay in a core's own cache."""
 _WIDTH = U(WIDTH)
 _LOWEST = F(-3e38)
-_LOG_E = F(1.4426950408889634)
-"""To base 2."""
-_LOG_2 = F(0.6931471805599453)
 
 
 class Tokens(NamedTuple):
@@ -197,7 +194,7 @@ def weigh_panel(room, rule, panel, scale, columns, own, before, block, num_tiles
     is found for sixteen of them at once."""
     query, first, count = own
     begin, length = block
-    factor, apart = scale * _LOG_E, panel * _WIDTH
+    factor, apart = scale * LOG_E, panel * _WIDTH
     nearest, turn = before + query // rule.group + U(1), query % rule.group
     border, member = nearest, turn
     for place in range(count):
@@ -295,4 +292,4 @@ def attend_parts(first, last, room, size, pool, pages, rows, rule, q, out, lses)
             for line in range(count):
                 at_token = token + (query + U(line)) // group
                 place = at_token * lses.pitch + head * group + (query + U(line)) % group
-                lses.numbers[place] = room.tops[line] * _LOG_2 + np.log(room.sums[line])
+                lses.numbers[place] = room.tops[line] * LOG_2 + np.log(room.sums[line])

@@ -357,7 +357,8 @@ def largest(context, a):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def scaled(context, a, power):  # type: ignore[no-untyped-def]
-    """a 2^power, for whole numbers from -126 to 127."""
+    """a 2^power, for whole numbers from -126 to 127; -127 makes 0, where registers are wide what is
+    too small for a float32 does."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, power = arguments

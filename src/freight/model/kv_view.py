@@ -119,10 +119,9 @@ class KVView:
 
     ``token_pages`` and ``token_places`` [T]: page and place in it of each new token; ``start`` is
     the first of these tokens in the flat tokens that q, k and v hold. Some groups may be attended
-    as one: ``prompts``. ``copies`` are rows that get
-    keys and values of tokens which another row has brought; nothing attends over them here.
-    ``stems`` in this pool are attended by tokens of this view or of others, whose groups are then
-    indexed without them.
+    as one: ``prompts``. ``copies`` are rows that get keys and values of tokens which another row
+    has brought; nothing attends over them here. ``stems`` in this pool are attended by tokens of
+    this view or of others, whose groups are then indexed without them.
     """
 
     start: int
