@@ -77,37 +77,39 @@ def release():  # type: ignore[no-untyped-def]
 
 
 @uncounted
+def _multiply(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles, begins):  # type: ignore[no-untyped-def]
+    """As many tiles at a time as registers hold, each with all rows: ``add_products``, or where
+    sums begin ``put_products``."""
+    tile = _INT(0)
+    while tile < num_tiles:
+        is_whole = tile + _INT(MOST_TILES) <= num_tiles
+        own, to = at + tile * apart, place + tile * sums_apart
+        for row in range(0, ROWS, PANEL_ROWS):
+            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
+            ahead, block = _INT(0), (x, own, apart, count, sums, target, sums_apart)
+            if is_whole and begins:
+                _PUT_MANY(rows, first, pitch, ahead, *block)
+            elif is_whole:
+                _ADD_MANY(rows, first, pitch, ahead, *block)
+            elif begins:
+                _PUT_FEW(rows, first, pitch, ahead, *block)
+            else:
+                _ADD_FEW(rows, first, pitch, ahead, *block)
+        tile += _INT(MOST_TILES if is_whole else _LEAST_TILES)
+
+
+@uncounted
 def add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles):  # type: ignore[no-untyped-def]
     """Add to sums[place + 16 r + i] the products of rows[start + pitch r + k] and x[at + 16 k + i],
     over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r. Of further tiles, an even
     number of them, x lies ``apart``, and sums ``sums_apart``."""
-    whole = num_tiles // _INT(MOST_TILES) * _INT(MOST_TILES)
-    for tile in range(0, whole, MOST_TILES):
-        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
-        for row in range(0, ROWS, PANEL_ROWS):
-            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
-            _ADD_MANY(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
-    for tile in range(whole, num_tiles, _LEAST_TILES):
-        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
-        for row in range(0, ROWS, PANEL_ROWS):
-            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
-            _ADD_FEW(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
+    _multiply(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles, False)
 
 
 @uncounted
 def put_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles):  # type: ignore[no-untyped-def]
     """The same in place of what is there."""
-    whole = num_tiles // _INT(MOST_TILES) * _INT(MOST_TILES)
-    for tile in range(0, whole, MOST_TILES):
-        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
-        for row in range(0, ROWS, PANEL_ROWS):
-            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
-            _PUT_MANY(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
-    for tile in range(whole, num_tiles, _LEAST_TILES):
-        own, to = at + _INT(tile) * apart, place + _INT(tile) * sums_apart
-        for row in range(0, ROWS, PANEL_ROWS):
-            first, target = start + _INT(row) * pitch, to + _INT(row * WIDTH)
-            _PUT_FEW(rows, first, pitch, _INT(0), x, own, apart, count, sums, target, sums_apart)
+    _multiply(rows, start, pitch, x, at, apart, count, sums, place, sums_apart, num_tiles, True)
 
 
 class _Step:

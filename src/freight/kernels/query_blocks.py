@@ -146,6 +146,12 @@ def _seen(border, window, begin, length):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _following(border, member, group):  # type: ignore[no-untyped-def]
+    """The next query's border, and which of a token's it is."""
+    return (border, member + U(1)) if member + U(1) < group else (border + U(1), U(0))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _largest_of(scores, start, apart, low, high):  # type: ignore[no-untyped-def]
     """The highest of a row's scores from ``low`` to ``high``, in each lane; others in the tiles
     that these share with them become the lowest of all."""
@@ -201,9 +207,7 @@ def weigh_panel(room, rule, panel, scale, columns, own, before, block, num_tiles
         low, high = _seen(border, rule.window, begin, length)
         start = U(place) * _WIDTH
         store(room.lines, start, _largest_of(room.scores, start, apart, low, high))
-        member += U(1)
-        if member == rule.group:
-            border, member = border + U(1), U(0)
+        border, member = _following(border, member, rule.group)
     for place in range(0, count, WIDTH):
         put_largest(room.lines, U(place) * _WIDTH, room.gains, U(place))
         earlier = load(room.tops, first + U(place))
@@ -217,9 +221,7 @@ def weigh_panel(room, rule, panel, scale, columns, own, before, block, num_tiles
         scores, top = (room.scores, start, apart), room.tops[first + U(place)]
         sums = _weigh(scores, (low, high, num_tiles), factor, top, room.weights, to)
         store(room.lines, start, sums)
-        member += U(1)
-        if member == rule.group:
-            border, member = border + U(1), U(0)
+        border, member = _following(border, member, rule.group)
     for place in range(0, count, WIDTH):
         put_totals(room.lines, U(place) * _WIDTH, room.gains, U(place))
         earlier = load(room.sums, first + U(place))
