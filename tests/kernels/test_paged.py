@@ -273,6 +273,31 @@ def test_single_queries_of_long_rows(heads: int, window: int | None, softcap: fl
     torch.testing.assert_close(run.attend()[0].double(), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.usefixtures("least_queries")
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("sharing", [1, 2, 3, 4, 5, 8, 9, 17])
+def test_single_queries_of_short_rows(sharing: int, window: int | None) -> None:
+    """However many share a head of keys; most of a register's tokens are not there."""
+    case = Case(
+        kv_lens=[0, 2, 15, 16, 40, 64],
+        shape=(2 * sharing, 2, 64),
+        kept=None,
+        dtype=torch.bfloat16,
+        page_tokens=16,
+        padding=0,
+        window=window,
+        softcap=None,
+        share=1.0,
+        seed=sharing,
+    )
+    run = Run(case)
+    run.append()
+    expected, sums = run.expected()
+    found, found_sums = run.attend()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found_sums.double(), sums, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("heads", [1, 6])
 def test_single_queries_over_groups_of_all_kinds(heads: int) -> None:
     """Numbers that are all the same, far from zero, and of very different sizes."""

@@ -138,7 +138,8 @@ def seen_of_block(rule, own, before, block):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _seen(border, window, begin, length):  # type: ignore[no-untyped-def]
-    """Of a block's keys those that a query sees whose own one is the last before ``border``."""
+    """Of a block's keys those that a query sees whose own one is the last before ``border``. Where
+    it sees none that is between two tiles: at the begin, or at the end of a whole block."""
     high = min(length, border - begin) if border > begin else U(0)
     if window and border > begin + window:
         return min(high, border - window - begin), high
@@ -156,8 +157,6 @@ def _largest_of(scores, start, apart, low, high):  # type: ignore[no-untyped-def
     """The highest of a row's scores from ``low`` to ``high``, in each lane; others in the tiles
     that these share with them become the lowest of all."""
     lowest = splat(_LOWEST)
-    if low >= high:
-        return lowest
     if low % _WIDTH:
         at = start + low // _WIDTH * apart
         store(scores, at, spliced(lowest, load(scores, at), low % _WIDTH))
@@ -177,8 +176,6 @@ def _weigh(of_row, seen, factor, top, weights, to):  # type: ignore[no-untyped-d
     are. Where it sees none weights are 0. Returns their sums in each lane."""
     (scores, start, apart), (low, high, num_tiles) = of_row, seen
     first, last = low // _WIDTH, (high + _WIDTH - U(1)) // _WIDTH
-    if low >= high:
-        first = last = num_tiles
     nothing, factors, lowered = splat(F(0.0)), splat(factor), splat(-top)
     sums = nothing
     for tile in range(first):
