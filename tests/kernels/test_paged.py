@@ -81,6 +81,21 @@ cases = st.builds(
 )
 
 
+PAIRS = Case(
+    kv_lens=[0, 2, 15, 16, 40, 64],
+    shape=(2, 2, 64),
+    kept=None,
+    dtype=torch.bfloat16,
+    page_tokens=16,
+    padding=0,
+    window=None,
+    softcap=None,
+    share=1.0,
+    seed=3,
+)
+"""Rows that are kept as loops over pairs take them."""
+
+
 class Run:
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -253,19 +268,8 @@ def test_single_queries(case: Case) -> None:
 def test_single_queries_of_long_rows(heads: int, window: int | None, softcap: float | None) -> None:
     """Of which some loops take so many tokens at once: the highest scores grow on the way."""
     lengths = [4095, 4096, 9000]
-    case = Case(
-        kv_lens=lengths,
-        shape=(heads, 1, 32),
-        kept=None,
-        dtype=torch.bfloat16,
-        page_tokens=16,
-        padding=0,
-        window=window,
-        softcap=softcap,
-        share=1.0,
-        seed=3,
-    )
-    run = Run(case)
+    own = {"window": window, "softcap": softcap}
+    run = Run(replace(PAIRS, kv_lens=lengths, shape=(heads, 1, 32), **own))
     grown = torch.cat([torch.linspace(0.1, 2.0, length + 1) for length in lengths])
     run.k = (run.k * grown[:, None, None]).to(run.k.dtype)
     run.append()
@@ -278,19 +282,7 @@ def test_single_queries_of_long_rows(heads: int, window: int | None, softcap: fl
 @pytest.mark.parametrize("sharing", [1, 2, 3, 4, 5, 8, 9, 17])
 def test_single_queries_of_short_rows(sharing: int, window: int | None) -> None:
     """However many share a head of keys; most of a register's tokens are not there."""
-    case = Case(
-        kv_lens=[0, 2, 15, 16, 40, 64],
-        shape=(2 * sharing, 2, 64),
-        kept=None,
-        dtype=torch.bfloat16,
-        page_tokens=16,
-        padding=0,
-        window=window,
-        softcap=None,
-        share=1.0,
-        seed=sharing,
-    )
-    run = Run(case)
+    run = Run(replace(PAIRS, shape=(2 * sharing, 2, 64), window=window))
     run.append()
     expected, sums = run.expected()
     found, found_sums = run.attend()

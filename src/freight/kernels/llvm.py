@@ -27,12 +27,14 @@ __all__ = [
     "WIDTH",
     "WORD",
     "WORDS",
+    "added",
     "address_of",
     "call",
     "constant",
     "eight_at",
     "fetch",
     "joined",
+    "larger_of",
     "loader",
     "narrowed",
     "narrowed_both",
@@ -151,15 +153,21 @@ def joined(builder: Any, low: Any, high: Any) -> Any:
     return builder.shuffle_vector(low, high, ir.Constant(WORDS, [*range(WIDTH)]))
 
 
-def _sum(builder: Any, a: Any, b: Any) -> Any:
+def added(builder: Any, a: Any, b: Any) -> Any:
+    """a + b"""
     return builder.fadd(a, b)
+
+
+def larger_of(builder: Any, a: Any, b: Any) -> Any:
+    """The larger of each pair; b where either is not a number."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def totals(
     builder: Any,
     vectors: Sequence[Any],
     width: int = WIDTH,
-    combine: Callable[[Any, Any, Any], Any] = _sum,
+    combine: Callable[[Any, Any, Any], Any] = added,
 ) -> Any:
     """The sums of each ``width`` numbers of 4, 8 or 16 vectors, side by side, as often as there is
     room, or what else ``combine`` makes of two. Neighbours trade every second number and are added,

@@ -61,8 +61,8 @@ def add_pair_products(num_tiles: int, *, begins: bool = False) -> Any:
                 given = sixteen(own_sums, whole(WIDTH * row))
                 kept[tile, row] = given, cgutils.alloca_once(builder, FLOATS)
         for given, own in kept.values():
-            begun = constant(FLOAT, 0.0) if begins else builder.load(given, align=4)
-            builder.store(begun, own)
+            first = constant(FLOAT, 0.0) if begins else builder.load(given, align=4)
+            builder.store(first, own)
         with cgutils.for_range(builder, builder.udiv(count, whole(WIDTH))) as line:
             begun = builder.mul(line.index, whole(WIDTH))
             for pairs in own_rows:

@@ -9,7 +9,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from freight.kernels.llvm import FLOAT, LOADERS, WIDTH, place_of, totals
+from freight.kernels.llvm import FLOAT, LOADERS, WIDTH, added, larger_of, place_of, totals
 
 __all__ = ["put_largest", "put_totals"]
 
@@ -35,17 +35,13 @@ def _of_rows(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     return generate
 
 
-def _larger(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
 @intrinsic
 def put_totals(context, rows, start, out, place):  # type: ignore[no-untyped-def]
     """out[place + i] = the sum of the sixteen from rows[start + 16 i] on, for sixteen i."""
-    return types.none(rows, _INDEX, out, _INDEX), _of_rows(lambda b, one, two: b.fadd(one, two))
+    return types.none(rows, _INDEX, out, _INDEX), _of_rows(added)
 
 
 @intrinsic
 def put_largest(context, rows, start, out, place):  # type: ignore[no-untyped-def]
     """out[place + i] = the largest of them."""
-    return types.none(rows, _INDEX, out, _INDEX), _of_rows(_larger)
+    return types.none(rows, _INDEX, out, _INDEX), _of_rows(larger_of)

@@ -27,6 +27,7 @@ from freight.kernels.llvm import (
     call,
     constant,
     joined,
+    larger_of,
     loader,
     narrowed,
     place_of,
@@ -293,11 +294,7 @@ def turned(builder: Any, rows: list[Any]) -> list[Any]:
 def larger(context, a, b):  # type: ignore[no-untyped-def]
     """The larger of each pair; b where either is not a number."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b = arguments
-        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-    return VECTOR(VECTOR, VECTOR), generate
+    return VECTOR(VECTOR, VECTOR), lambda c, builder, s, ab: larger_of(builder, *ab)
 
 
 @intrinsic

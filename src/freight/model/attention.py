@@ -70,7 +70,7 @@ def attend(
     fuses = is_fused(step, q.device)
     attended: set[int] = set()
     for prompts in view.prompts:
-        if _attend_by_loop(step, q, pool, view.start, prompts, prompts.num_new, out, lse):
+        if _attend_by_loop(step, q, pool, view.start, prompts, out, lse):
             attended.update(range(prompts.first, prompts.last))
     for number, group in enumerate(view.groups):
         if number in attended:
@@ -138,7 +138,7 @@ def _attend_in_place(
 ) -> bool:
     """By a loop that reads the pages; False where there is none."""
     if group.num_queries != 1:
-        return _attend_by_loop(step, q, pool, view_start, group, None, out, lse)
+        return _attend_by_loop(step, q, pool, view_start, group, out, lse)
     first = view_start + group.start
     tokens = slice(first, first + group.num_rows)
     return attend_single_queries(
@@ -162,7 +162,6 @@ def _attend_by_loop(
     pool: Pages,
     view_start: int,
     rows: RowGroup | Prompts,
-    num_new: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> bool:
@@ -181,7 +180,7 @@ def _attend_by_loop(
         softcap=step.softcap,
         window=step.window,
         lse=None if lse is None else lse[tokens],
-        num_new=num_new,
+        num_new=rows.num_new if isinstance(rows, Prompts) else None,
     )
 
 
