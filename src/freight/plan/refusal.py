@@ -14,6 +14,7 @@ from freight.quantities import MIB, format_bytes
 
 __all__ = ["refusal"]
 
+_BESIDE: Final = "indices and what libraries keep"
 _ADVICE: Final[Mapping[Tier, str]] = {
     "gpu": "Raise --gpu-memory to {enough}, or give the cpu or the disk a larger share.",
     "cpu": "Raise --cpu-memory to {enough}, lower --micro-batch-size, or give the disk a larger "
@@ -29,10 +30,13 @@ def refusal(
     taken: Mapping[Tier, int],
 ) -> BudgetError:
     """For the tiers of ``needs``, which are above what there is ``room`` for beside what the
-    process has ``taken``; ``usage`` is what each holds, by purpose. All in bytes."""
+    process has ``taken``; ``usage`` is what each holds, by purpose, to which ``_BESIDE``
+    comes. All in bytes."""
     asked, limits, advice = [], [], []
     for tier, need in needs.items():
-        items = sorted(((size, name) for name, size in usage[tier].items() if size), reverse=True)
+        beside = need - sum(usage[tier].values())
+        held = {**usage[tier], _BESIDE: max(0, beside)}
+        items = sorted(((size, name) for name, size in held.items() if size), reverse=True)
         listed = ", ".join(f"{name} {format_bytes(size)}" for size, name in items)
         own = taken.get(tier, 0)
         process = f", the process itself {format_bytes(own)}" if own else ""
