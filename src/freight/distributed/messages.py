@@ -11,9 +11,8 @@ from collections import deque
 from typing import Any, Final
 
 import torch
-from torch.distributed import Work
 
-from freight.distributed.ranks import Group
+from freight.distributed.ranks import Group, Message
 from freight.distributed.values import pack, unpack
 from freight.errors import RankError
 
@@ -59,7 +58,7 @@ class Outbox:
     def __init__(self, group: Group, peers: range | list[int]) -> None:
         self._group = group
         self._peers = peers
-        self._unsent: deque[tuple[Work, torch.Tensor]] = deque()
+        self._unsent: deque[tuple[Message, torch.Tensor]] = deque()
 
     def send(self, value: Any) -> None:
         payload = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)

@@ -32,7 +32,7 @@ import freight.errors
 from freight.distributed.values import pack, unpack
 from freight.errors import FreightError, InputError, RankError
 
-__all__ = ["Connection", "Group", "Place", "Ranks"]
+__all__ = ["Connection", "Group", "Message", "Place", "Ranks"]
 
 Value = TypeVar("Value")
 
@@ -99,6 +99,19 @@ class Connection:
         return cls(store=PrefixStore(f"freight/{attempt}", store), address=address)
 
 
+class Message:
+    """Under way."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self, limit: timedelta = _NO_LIMIT) -> None:
+        """It has gone, or come, however long that takes: whoever is slow is waited for, and who is
+        lost is noticed. RuntimeError where the connection breaks, or after the limit, which breaks
+        it. Without one, that for connecting would count here too."""
+        self._work.wait(limit)
+
+
 class Group:
     """Connections between all ranks for messages of one kind: tensors on the host, one after the
     other from each rank to each other."""
@@ -106,15 +119,13 @@ class Group:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Work:
+    def send(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Message:
         """Begin to send; ``wait`` for the result before the tensor is changed."""
-        work: Work = self._backend.send([tensor], peer, tag)
-        return work
+        return Message(self._backend.send([tensor], peer, tag))
 
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Work:
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Message:
         """Begin to receive into ``tensor``, which may be larger than what comes."""
-        work: Work = self._backend.recv([tensor], peer, tag)
-        return work
+        return Message(self._backend.recv([tensor], peer, tag))
 
 
 class Ranks:
@@ -224,9 +235,7 @@ class Ranks:
         options._devices = [backend.create_device(hostname=self._address)]
         options._timeout = timedelta(seconds=_CONNECT_S)
         store = PrefixStore(name, self._store)
-        group = backend(store, self.rank, self.size, options)
-        group._set_default_timeout(_NO_LIMIT)
-        return Group(group)
+        return Group(backend(store, self.rank, self.size, options))
 
     def abandon(self) -> None:
         """Break all groups' connections: whoever waits for a message stops waiting, here and on the

@@ -13,10 +13,9 @@ from copy import deepcopy
 from typing import Final
 
 import torch
-from torch.distributed import Work
 
 from freight.distributed.messages import ConnectionLost, Inbox, Outbox, receive_all
-from freight.distributed.ranks import Ranks
+from freight.distributed.ranks import Message, Ranks
 from freight.plan.pipeline import Hop
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Request
@@ -125,7 +124,7 @@ class Wires:
                 self._wait(lambda: self._rows.receive(rows[:count], before))
             self._wait(lambda: self._rows.send(size, before))
 
-    def _wait(self, begin: Callable[[], Work]) -> None:
+    def _wait(self, begin: Callable[[], Message]) -> None:
         try:
             begin().wait()
         except RuntimeError as error:

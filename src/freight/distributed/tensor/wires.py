@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 
 import torch
-from torch.distributed import Work
 
 from freight.distributed.messages import ConnectionLost
-from freight.distributed.ranks import Ranks
+from freight.distributed.ranks import Message, Ranks
 from freight.distributed.tensor.processes import Exchange
 
 __all__ = ["connector"]
@@ -23,7 +22,7 @@ __all__ = ["connector"]
 class _Message:
     """Under way; what has come ``host`` goes on to ``device`` where that is another memory."""
 
-    work: Work
+    work: Message
     host: torch.Tensor
     device: torch.Tensor
 
