@@ -10,6 +10,7 @@ import torch
 import freight.distributed.ranks
 from freight.distributed.messages import Inbox, Outbox, receive_all
 from freight.distributed.ranks import Ranks
+from freight.errors import BudgetError
 
 from .pipeline.stages import on_ranks
 
@@ -70,3 +71,40 @@ def test_so_may_values_of_which_none_come_for_long() -> None:
         return []
 
     assert on_ranks(2, work) == [["first", "second", None], []]
+
+
+def test_who_waits_for_a_rank_that_is_refused_is_refused_too() -> None:
+    """It had just begun to take part in what all were making."""
+
+    def work(ranks: Ranks) -> None:
+        group = ranks.group("made together")
+
+        def make() -> None:
+            if ranks.rank == 2:
+                raise BudgetError("a", "b", "c")
+            group.receive(torch.zeros(1), 2).wait()
+
+        ranks.share("made", make)
+
+    errors = on_ranks(3, work)
+    asked = [own.asked for own in errors if isinstance(own, BudgetError)]
+    assert len(asked) == 3 and all(own.startswith("On rank 2 of 3 (") for own in asked)
+
+
+def test_the_word_of_a_rank_is_heard_before_it_is_lost() -> None:
+    def work(ranks: Ranks) -> tuple[int | None, str]:
+        if ranks.rank == 2:
+            ranks.note_failure("it fell over")
+        ranks.exchange("noted", None)
+        rank = ranks.wait_for_failure(1.0) if ranks.rank == 0 else 2
+        return rank, ranks.loss(rank).limit if ranks.rank == 0 else ""
+
+    (rank, told), *_ = on_ranks(3, work)
+    assert rank == 2 and told.endswith("has ended: it fell over.")
+
+
+def test_nobody_has_failed() -> None:
+    def work(ranks: Ranks) -> int | None:
+        return ranks.wait_for_failure(0.3)
+
+    assert on_ranks(2, work) == [None, None]

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freight.distributed.messages import ConnectionLost, Inbox
+from freight.distributed.messages import Inbox
+from freight.distributed.ranks import ConnectionLost
 from freight.distributed.values import pack, unpack
 from freight.errors import RankError
 from freight.plan.operation import Lane

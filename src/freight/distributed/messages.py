@@ -12,17 +12,13 @@ from typing import Any, Final
 
 import torch
 
-from freight.distributed.ranks import Group, Message
+from freight.distributed.ranks import ConnectionLost, Group, Message
 from freight.distributed.values import pack, unpack
 from freight.errors import RankError
 
-__all__ = ["ConnectionLost", "Inbox", "Outbox", "receive_all", "receive_value"]
+__all__ = ["Inbox", "Outbox", "receive_all", "receive_value"]
 
 _MOST_UNSENT: Final = 64
-
-
-class ConnectionLost(RuntimeError):
-    """A message cannot come or go any more: some rank has ended."""
 
 
 class Inbox:
@@ -63,14 +59,11 @@ class Outbox:
     def send(self, value: Any) -> None:
         payload = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
         size = torch.tensor([payload.numel()])
-        try:
-            for peer in self._peers:
-                for tensor in (size, payload):
-                    self._unsent.append((self._group.send(tensor, peer), tensor))
-            while len(self._unsent) > _MOST_UNSENT * max(1, len(self._peers)):
-                self._unsent.popleft()[0].wait()
-        except RuntimeError as error:
-            raise ConnectionLost(str(error)) from error
+        for peer in self._peers:
+            for tensor in (size, payload):
+                self._unsent.append((self._group.send(tensor, peer), tensor))
+        while len(self._unsent) > _MOST_UNSENT * max(1, len(self._peers)):
+            self._unsent.popleft()[0].wait()
 
     def flush(self) -> None:
         """Wait until all has gone."""
@@ -89,7 +82,7 @@ def receive_all(group: Group, source: int, inbox: Inbox) -> threading.Thread:
                 inbox.put(value)
                 if value is None:
                     return
-        except (RuntimeError, RankError) as error:
+        except (ConnectionLost, RankError) as error:
             inbox.fail(error)
 
     thread = threading.Thread(target=run, name="freight inbox", daemon=True)
@@ -98,7 +91,7 @@ def receive_all(group: Group, source: int, inbox: Inbox) -> threading.Thread:
 
 
 def receive_value(group: Group, source: int) -> Any:
-    """The next value from a rank; RuntimeError where the connection breaks."""
+    """The next value from a rank; ConnectionLost where the connection breaks."""
     size = torch.zeros(1, dtype=torch.long)
     group.receive(size, source).wait()
     payload = torch.empty(int(size), dtype=torch.uint8)

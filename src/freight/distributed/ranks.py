@@ -13,8 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
@@ -32,7 +32,7 @@ import freight.errors
 from freight.distributed.values import pack, unpack
 from freight.errors import FreightError, InputError, RankError
 
-__all__ = ["Connection", "Group", "Message", "Place", "Ranks"]
+__all__ = ["Connection", "ConnectionLost", "Group", "Message", "Place", "Ranks"]
 
 Value = TypeVar("Value")
 
@@ -40,6 +40,7 @@ _POLL_S: Final = 0.02
 _CONNECT_S: Final = 120.0
 _FAREWELL_S: Final = 20.0
 _ASK_S: Final = 1.0
+_LOOK_S: Final = 0.1
 _NO_LIMIT: Final = timedelta(days=365)
 _AT_ONCE: Final = timedelta(milliseconds=1)
 _BEAT_S: Final = 1.0
@@ -99,6 +100,10 @@ class Connection:
         return cls(store=PrefixStore(f"freight/{attempt}", store), address=address)
 
 
+class ConnectionLost(RuntimeError):
+    """A message cannot come or go any more: some rank has ended."""
+
+
 class Message:
     """Under way."""
 
@@ -107,25 +112,28 @@ class Message:
 
     def wait(self, limit: timedelta = _NO_LIMIT) -> None:
         """It has gone, or come, however long that takes: whoever is slow is waited for, and who is
-        lost is noticed. RuntimeError where the connection breaks, or after the limit, which breaks
-        it. Without one, that for connecting would count here too."""
-        self._work.wait(limit)
+        lost is noticed. ConnectionLost where the connection breaks, or after the limit, which
+        breaks it. Without one, that for connecting would count here too."""
+        with _connected():
+            self._work.wait(limit)
 
 
 class Group:
     """Connections between all ranks for messages of one kind: tensors on the host, one after the
-    other from each rank to each other."""
+    other from each rank to each other. ConnectionLost where one is broken."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Message:
         """Begin to send; ``wait`` for the result before the tensor is changed."""
-        return Message(self._backend.send([tensor], peer, tag))
+        with _connected():
+            return Message(self._backend.send([tensor], peer, tag))
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int = 0) -> Message:
         """Begin to receive into ``tensor``, which may be larger than what comes."""
-        return Message(self._backend.recv([tensor], peer, tag))
+        with _connected():
+            return Message(self._backend.recv([tensor], peer, tag))
 
 
 class Ranks:
@@ -143,8 +151,10 @@ class Ranks:
         self._lost_one = threading.Event()
         self._closing = threading.Event()
         self._groups: list[Group] = []
-        self.hosts: list[str] = self.exchange("hosts", socket.gethostname())
-        self._addresses: list[str] = self.exchange("addresses", self._address)
+        about = socket.gethostname(), self._address
+        told = self.exchange("hosts", about, limit_s=_CONNECT_S)
+        self.hosts: list[str] = [host for host, _ in told]
+        self._addresses: list[str] = [address for _, address in told]
         self._watch = self._make_group("watch")
         self._peers = range(1, place.size) if place.rank == 0 else range(1)
         self._missing = dict.fromkeys(self._peers, 0)
@@ -174,9 +184,9 @@ class Ranks:
 
     # -- values that all have ------------------------------------------------------------------
 
-    def exchange(self, topic: str, value: Any, *, limit_s: float = _CONNECT_S) -> list[Any]:
-        """What each rank gives for ``topic``, in their order. RankError if one is lost, or gives
-        nothing for so long."""
+    def exchange(self, topic: str, value: Any, *, limit_s: float = float("inf")) -> list[Any]:
+        """What each rank gives for ``topic``, in their order, however long they take: who is lost
+        is noticed, once all watch each other. RankError if one is, or gives nothing for so long."""
         self.say(f"{topic}/{self.rank}", value)
         return [self._get(f"{topic}/{rank}", rank, limit_s) for rank in range(self.size)]
 
@@ -188,18 +198,25 @@ class Ranks:
         """Tell all others."""
         self._store.set(topic, pack(value).hex())
 
-    def share(self, topic: str, make: Callable[[], Value], *, limit_s: float = 3600.0) -> Value:
+    def share(self, topic: str, make: Callable[[], Value]) -> Value:
         """What ``make`` returns here, once all ranks have made theirs. If one of them is refused,
-        all are: the first one's error is raised everywhere."""
+        all are: the first one's error is raised everywhere. Others may just then wait for a message
+        of that rank, which never comes: connections are broken for them."""
         own: Value | None = None
         refused: tuple[str, ...] = ()
+        broken: ConnectionLost | None = None
         try:
             own = make()
         except FreightError as error:
             refused = (type(error).__name__, error.asked, error.limit, error.advice)
-        for rank, told in enumerate(self.exchange(topic, refused, limit_s=limit_s)):
+            self.abandon()
+        except ConnectionLost as error:
+            broken = error
+        for rank, told in enumerate(self.exchange(topic, refused)):
             if told:
                 raise self._refusal(rank, *told)
+        if broken is not None:
+            raise broken
         return own  # type: ignore[return-value]
 
     def _refusal(self, rank: int, kind: str, asked: str, limit: str, advice: str) -> FreightError:
@@ -235,7 +252,8 @@ class Ranks:
         options._devices = [backend.create_device(hostname=self._address)]
         options._timeout = timedelta(seconds=_CONNECT_S)
         store = PrefixStore(name, self._store)
-        return Group(backend(store, self.rank, self.size, options))
+        with _connected():
+            return Group(backend(store, self.rank, self.size, options))
 
     def abandon(self) -> None:
         """Break all groups' connections: whoever waits for a message stops waiting, here and on the
@@ -244,10 +262,8 @@ class Ranks:
         others = [rank for rank in range(self.size) if rank != self.rank]
         for group in groups:
             for peer in others:  # one that is dead refuses at once, and breaks nothing else
-                try:
+                with suppress(ConnectionLost):
                     group.receive(torch.zeros(1), peer, _GIVEN_UP).wait(_AT_ONCE)
-                except RuntimeError:
-                    continue
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -260,30 +276,45 @@ class Ranks:
         than whose end it was."""
         return self._lost_one.wait(limit_s)
 
-    def loss(self) -> RankError:
-        """Which rank was lost first, and why if it has said so."""
-        rank = self.lost[0]
-        why = self._reason(rank)
+    def wait_for_failure(self, limit_s: float) -> int | None:
+        """Which rank is lost, or has left word of why it ends, within that time: it breaks its
+        connections before it is gone."""
+        ends_s = time.monotonic() + limit_s
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        while not self.lost:
+            if (word := self._word(others)) is not None:
+                return word[0]
+            if time.monotonic() > ends_s:
+                return None
+            self._lost_one.wait(_LOOK_S)
+        return self.lost[0]
+
+    def loss(self, rank: int | None = None) -> RankError:
+        """That a rank has ended, or which was lost first, and why if it has said so."""
+        rank = self.lost[0] if rank is None else rank
+        _, why = self._word([rank]) or (rank, "")
         return RankError(
             f"{self.size} ranks were at work.",
             f"Rank {rank} ({self.hosts[rank]}) has ended{f': {why}' if why else ''}.",
             "Look at that rank's own messages, and start all of them again.",
         )
 
-    def _reason(self, rank: int) -> str:
-        """The word that a rank has left. Whoever waits in the store keeps all others out of it,
-        also for something of a rank that is gone: then there is none."""
-        key, found = f"failed/{rank}", [""]
+    def _word(self, ranks: Sequence[int]) -> tuple[int, str] | None:
+        """The first of these that has left word, and what. Whoever waits in the store keeps all
+        others out of it, also for something of a rank that is gone: then there is none."""
+        found: list[tuple[int, str]] = []
 
         def ask() -> None:
             with suppress(RuntimeError):  # the store was on that rank's host
-                if self._store.check([key]):
-                    found[0] = self._store.get(key).decode()
+                for rank in ranks:
+                    if self._store.check([f"failed/{rank}"]):
+                        found.append((rank, self._store.get(f"failed/{rank}").decode()))
+                        return
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(_ASK_S)
-        return found[0]
+        return found[0] if found else None
 
     def close(self) -> None:
         """Say farewell: from now on nobody is missed. Waits until the others have said so too."""
@@ -297,7 +328,7 @@ class Ranks:
             while not self._closing.wait(_BEAT_S):
                 self._watch.send(torch.zeros(1), peer, _WATCH).wait()
             self._watch.send(torch.tensor([_FAREWELL]), peer, _WATCH).wait()
-        except RuntimeError:
+        except ConnectionLost:
             return  # whoever watches notices too
 
     def _watch_rank(self, peer: int) -> None:
@@ -306,7 +337,7 @@ class Ranks:
             while beat[0] != _FAREWELL:
                 self._watch.receive(beat, peer, _WATCH).wait()
                 self._missing[peer] = 0
-        except RuntimeError:
+        except ConnectionLost:
             self._lose(peer)
             return
         self._missing[peer] = _SAID_FAREWELL
@@ -325,6 +356,15 @@ class Ranks:
             self._lost_one.set()
             if self._on_loss is not None:
                 self._on_loss(peer)
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """What the library says of a connection that is not there."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionLost(str(error)) from error
 
 
 def _own_address(host: str, port: int, place: Place) -> str:

@@ -10,14 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from freight.distributed.messages import (
-    ConnectionLost,
-    Inbox,
-    Outbox,
-    receive_all,
-    receive_value,
-)
-from freight.distributed.ranks import Ranks
+from freight.distributed.messages import Inbox, Outbox, receive_all, receive_value
+from freight.distributed.ranks import ConnectionLost, Ranks
 from freight.runtime.engine import Engine
 from freight.runtime.request import Completion, Request
 
@@ -56,14 +50,11 @@ class ReplicaEngine:
 
     def _asked(self) -> Iterator[Request]:
         asks = Outbox(self._rows, [0])
-        try:
-            while True:
-                asks.send("next")
-                if (request := receive_value(self._rows, 0)) is None:
-                    return
-                yield request
-        except RuntimeError as error:
-            raise ConnectionLost(str(error)) from error
+        while True:
+            asks.send("next")
+            if (request := receive_value(self._rows, 0)) is None:
+                return
+            yield request
 
     def _gather(self, requests: _Shared) -> Iterator[Completion]:
         inbox = Inbox()
@@ -106,7 +97,7 @@ class ReplicaEngine:
                 if request is None:
                     outbox.flush()
                     return
-        except RuntimeError:
+        except ConnectionLost:
             return  # who waits for its answers notices too
 
     def status(self) -> str:

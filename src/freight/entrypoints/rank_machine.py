@@ -33,7 +33,7 @@ def rank_machine(
     size, is_first = ranks.place.local_size, ranks.place.local_rank == 0
     find = partial(own_machine, options, model_dir, say=say, is_part=size > 1)
     found = find(work_s) if is_first else None
-    ranks.exchange("hosts measured", None, limit_s=float("inf"))
+    ranks.exchange("hosts measured", None)
     if not is_first:
         found = find(0.0)  # what the first one has measured
     if not all(ranks.exchange("rates", found is not None)) or found is None:

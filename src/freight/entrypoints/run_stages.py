@@ -22,10 +22,9 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from freight.distributed.messages import ConnectionLost
 from freight.distributed.pipeline.engine import StageEngine
 from freight.distributed.pipeline.planning import build_stage_engine
-from freight.distributed.ranks import Connection, Place, Ranks
+from freight.distributed.ranks import Connection, ConnectionLost, Place, Ranks
 from freight.distributed.replicas import ReplicaEngine
 from freight.distributed.tensor.names import check_name
 from freight.distributed.tensor.planning import build_cut_engine, refuse_options
@@ -212,7 +211,7 @@ def _build(
     # What is compressed is kept for all ranks of a host: one of them does it.
     if ranks.place.local_rank == 0:
         compress_ahead(options, model_dir, progress.say)
-    ranks.exchange("compressed", None, limit_s=float("inf"))
+    ranks.exchange("compressed", None)
     if arguments.split == "tensor":
         return build_cut_engine(
             model_dir,
@@ -301,15 +300,15 @@ def _explained(
     """Which rank was lost, its part, and how to go on; a broken connection by itself says less."""
     if isinstance(error, RankError) and not ranks.lost:
         return error
-    ranks.wait_for_loss(_GRACE_S)
-    if not ranks.lost:
+    rank = ranks.wait_for_failure(_GRACE_S)
+    if rank is None:
         return RankError(
             f"{ranks.size} ranks were at work.", f"A connection has broken: {error}", kept
         )
-    loss = ranks.loss()
+    loss = ranks.loss(rank)
     return RankError(
         loss.asked,
-        f"{loss.limit} It ran {part(ranks.lost[0])}. The job is {kept.split('. ')[0]}.",
+        f"{loss.limit} It ran {part(rank)}. The job is {kept.split('. ')[0]}.",
         f"Go on with any number of ranks: {_command(ranks.place)}",
     )
 

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 from torch.distributed import HashStore, PrefixStore
 
-from freight.distributed.messages import ConnectionLost
 from freight.distributed.pipeline.engine import StageEngine
 from freight.distributed.pipeline.planning import build_stage_engine
-from freight.distributed.ranks import Connection, Place, Ranks
+from freight.distributed.ranks import Connection, ConnectionLost, Place, Ranks
 from freight.errors import FreightError
 from freight.plan.workload import Workload
 from freight.runtime.options import EngineOptions

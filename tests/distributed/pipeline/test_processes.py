@@ -185,6 +185,35 @@ def test_ranks_that_differ_refuse(
     assert not output.exists()
 
 
+# A file of one rank ends while its weights are read.
+DAMAGED = """
+    import freight.runtime.performer as performer
+    from freight.errors import ModelError
+    perform, done = performer.Performer.perform, []
+    def damaged(*arguments):
+        done.append(None)
+        if len(done) > 40:
+            raise ModelError("weights were read at byte 7.", "The file ended.", "Fetch it again.")
+        return perform(*arguments)
+    performer.Performer.perform = damaged
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "part"), [("layers", "stage 2 of 2, layers 3-5"), ("rows", "replica 2 of 2")]
+)
+def test_why_a_rank_ends_is_told_before_it_is_gone(
+    split: str, part: str, rows: Path, forks: Forks, tmp_path: Path
+) -> None:
+    """Its connections break first."""
+    script, output = tmp_path / "differing.py", tmp_path / "answers.jsonl"
+    script.write_text(DIFFERING.format(change=DAMAGED.strip()))
+    command = job(rows, output, "--split", split, *SMALL)
+    error = refused(forks.finish(2, [str(script), *command[2:]]))
+    assert "Rank 1 " in error and "weights were read at byte 7. The file ended." in error
+    assert f"It ran {part}." in error and "torchrun --nproc-per-node 2" in error
+
+
 def test_two_ranks_hold_what_one_cannot(forks: Forks, tmp_path: Path) -> None:
     """Under the same budget for each process, no weights on disk."""
     model, rows, weights = few_wide_layers(tmp_path, 8)

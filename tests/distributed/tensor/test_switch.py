@@ -104,6 +104,15 @@ def test_calibration_measures_once(
         assert len(asked) == count * 11
 
 
+def test_a_calibration_that_cannot_be_kept_counts(
+    model: TensorModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switching, "_measured", lambda model, way, tokens: 1e-6)
+    file = tmp_path / "file"
+    file.touch()
+    assert calibrated(model, 16, file / "cache") == calibrated(model, 16, tmp_path)
+
+
 @pytest.mark.parametrize(
     "damaged", ["", "[[1.0, 2.0", "{}", "[[1.0, 2.0]]", '[["a", 1, 2]]', "[[1, 2, -1]]", "7"]
 )

@@ -96,6 +96,27 @@ def test_what_is_wrong_with_another_rank_is_told(rows: Path, forks: Forks, tmp_p
     assert not output.exists()
 
 
+# The disk of one rank is full, which is found out while all measure theirs.
+FULL = """
+    import freight.distributed.tensor.rates as rates
+    from freight.errors import BudgetError
+    def full(*arguments):
+        raise BudgetError("32 MiB were to be written.", "The disk is full.", "Free some.")
+    rates.create_scratch = full
+"""
+
+
+def test_a_disk_that_is_full_is_told_and_nobody_waits_for_its_rank(
+    rows: Path, forks: Forks, tmp_path: Path
+) -> None:
+    """The others had begun to measure theirs, together with it."""
+    script, output = tmp_path / "differing.py", tmp_path / "answers.jsonl"
+    script.write_text(DIFFERING.format(change=FULL.strip()))
+    command = cut(rows, output, "--disk-dir", str(tmp_path))
+    error = refused(forks.finish(2, [str(script), *command[2:]]))
+    assert error.startswith("On rank 1 of 2 (") and "The disk is full." in error
+
+
 # Says at the end what each rank has held at most.
 TELLING = """
 import os, re, sys

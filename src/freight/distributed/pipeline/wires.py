@@ -14,8 +14,8 @@ from typing import Final
 
 import torch
 
-from freight.distributed.messages import ConnectionLost, Inbox, Outbox, receive_all
-from freight.distributed.ranks import Message, Ranks
+from freight.distributed.messages import Inbox, Outbox, receive_all
+from freight.distributed.ranks import Ranks
 from freight.plan.pipeline import Hop
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Request
@@ -68,11 +68,11 @@ class Wires:
 
     def send_rows(self, rows: torch.Tensor) -> None:
         """To the next stage; returns when they have gone."""
-        self._wait(lambda: self._rows.send(rows, self._rank + 1))
+        self._rows.send(rows, self._rank + 1).wait()
 
     def receive_rows(self, rows: torch.Tensor) -> None:
         """From the stage before; returns when they are there."""
-        self._wait(lambda: self._rows.receive(rows, self._rank - 1))
+        self._rows.receive(rows, self._rank - 1).wait()
 
     def measure_hops(self) -> list[Hop]:
         """From each stage to the next, and from the last one to the first; called on all at once,
@@ -99,17 +99,17 @@ class Wires:
             if taken_s >= _LONG_S or size >= _MOST_BYTES:
                 break
             size *= 4
-        self._wait(lambda: self._rows.send(torch.tensor([-1]), after))
+        self._rows.send(torch.tensor([-1]), after).wait()
         # What a message takes however small it is goes there and back.
         return Hop(bytes_per_s=size / max(taken_s - alone_s, 1e-9), latency_s=alone_s / 2)
 
     def _ask(self, rows: torch.Tensor, after: int) -> float:
         size, back = torch.tensor([rows.numel()]), torch.empty(1, dtype=torch.int64)
         begun_s = time.perf_counter()
-        self._wait(lambda: self._rows.send(size, after))
+        self._rows.send(size, after).wait()
         if rows.numel():
-            self._wait(lambda: self._rows.send(rows, after))
-        self._wait(lambda: self._rows.receive(back, after))
+            self._rows.send(rows, after).wait()
+        self._rows.receive(back, after).wait()
         return time.perf_counter() - begun_s
 
     def _answer(self, before: int) -> None:
@@ -117,18 +117,12 @@ class Wires:
         size = torch.empty(1, dtype=torch.int64)
         rows = torch.empty(_MOST_BYTES, dtype=torch.uint8)
         while True:
-            self._wait(lambda: self._rows.receive(size, before))
+            self._rows.receive(size, before).wait()
             if (count := int(size)) < 0:
                 return
             if count:
-                self._wait(lambda: self._rows.receive(rows[:count], before))
-            self._wait(lambda: self._rows.send(size, before))
-
-    def _wait(self, begin: Callable[[], Message]) -> None:
-        try:
-            begin().wait()
-        except RuntimeError as error:
-            raise ConnectionLost(str(error)) from error
+                self._rows.receive(rows[:count], before).wait()
+            self._rows.send(size, before).wait()
 
     # -- tokens, from the last stage -------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import pairwise
@@ -108,10 +109,11 @@ def calibrated(
     if table is None:
         table = _table(model, sizes)
         if path is not None and 0 in model.executor.ranks.own:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            whole = path.with_suffix(f".{os.getpid()}")  # others may read it meanwhile
-            whole.write_text(json.dumps(table), encoding="utf-8")
-            whole.replace(path)
+            with suppress(OSError):  # it is measured again then
+                path.parent.mkdir(parents=True, exist_ok=True)
+                whole = path.with_suffix(f".{os.getpid()}")  # others may read it meanwhile
+                whole.write_text(json.dumps(table), encoding="utf-8")
+                whole.replace(path)
     first = own = table[0].index(min(table[0]))
     changes = []
     for place, (low, high) in enumerate(pairwise(sizes[: len(table)])):

@@ -11,7 +11,6 @@ from itertools import count
 
 import torch
 
-from freight.distributed.messages import ConnectionLost
 from freight.distributed.ranks import Message, Ranks
 from freight.distributed.tensor.processes import Exchange
 
@@ -27,10 +26,7 @@ class _Message:
     device: torch.Tensor
 
     def wait(self) -> None:
-        try:
-            self.work.wait()
-        except RuntimeError as error:
-            raise ConnectionLost(str(error)) from error
+        self.work.wait()
         if self.device is not self.host:
             self.device.copy_(self.host)
 
@@ -46,17 +42,12 @@ def connector(ranks: Ranks) -> Callable[[], Exchange]:
             sent: torch.Tensor, to: int, come: torch.Tensor, origin: int
         ) -> list[_Message]:
             messages = []
-            try:
-                if sent.numel():
-                    host = sent.cpu()
-                    messages.append(_Message(group.send(host, to), host, host))
-                if come.numel():
-                    host = (
-                        come if come.device.type == "cpu" else torch.empty_like(come, device="cpu")
-                    )
-                    messages.append(_Message(group.receive(host, origin), host, come))
-            except RuntimeError as error:
-                raise ConnectionLost(str(error)) from error
+            if sent.numel():
+                host = sent.cpu()
+                messages.append(_Message(group.send(host, to), host, host))
+            if come.numel():
+                host = come if come.device.type == "cpu" else torch.empty_like(come, device="cpu")
+                messages.append(_Message(group.receive(host, origin), host, come))
             return messages
 
         return exchange
