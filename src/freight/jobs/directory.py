@@ -15,13 +15,17 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from freight.errors import JobError
 from freight.jobs.durable import disk_errors, sync_directory, write_atomically
 from freight.jobs.journal import Fingerprint
+from freight.jobs.spool import SPOOL_FILES
 
 __all__ = ["DoneRecord", "JobDirectory"]
+
+_JOURNAL: Final = b'{"freight_journal"'
+_DONE: Final = b'{"fingerprint"'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +55,13 @@ class JobDirectory:
         self.spool_path = path / "spool"
         self._done_path = path / "done.json"
         self._descriptor = _make_and_lock(path)
+        if foreign := self._foreign():
+            os.close(self._descriptor)
+            raise JobError(
+                f"{path} was to keep what the job needs to go on.",
+                f"{', '.join(foreign)} in it is not of a job, and would be removed.",
+                "Move it away, or choose another place: --job-dir, or another output.",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +81,23 @@ class JobDirectory:
             except OSError:
                 pass  # the user keeps other things in it
         os.close(self._descriptor)
+
+    def _foreign(self) -> list[str]:
+        """What bears a name of ours there, and is not: users may keep other things beside."""
+        found = []
+        if not _begins(self.journal_path, _JOURNAL):
+            found.append(self.journal_path.name)
+        if not _begins(self._done_path, _DONE):
+            found.append(self._done_path.name)
+        try:
+            kept = [*self.spool_path.iterdir()]
+        except FileNotFoundError:
+            kept = []
+        except NotADirectoryError:
+            kept = [self.spool_path]
+        if any(own.name.removesuffix(".new") not in SPOOL_FILES for own in kept):
+            found.append(self.spool_path.name)
+        return found
 
     def clear(self) -> None:
         """Throw away all that an earlier run left."""
@@ -110,6 +138,17 @@ class JobDirectory:
         """Remove the journal and the spool of a job that is finished."""
         self.journal_path.unlink(missing_ok=True)
         shutil.rmtree(self.spool_path, ignore_errors=True)
+
+
+def _begins(path: Path, beginning: bytes) -> bool:
+    """Whether the file begins so, as far as it goes: it may be damaged. Also if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return beginning.startswith(file.read(len(beginning)))
+    except FileNotFoundError:
+        return True
+    except IsADirectoryError:
+        return False
 
 
 def _make_and_lock(path: Path) -> int:
