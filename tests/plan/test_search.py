@@ -129,6 +129,22 @@ def test_what_is_fixed_is_not_better_than_what_is_found(
         assert free <= 1.05 * fixed, wishes  # of block shapes few are priced
 
 
+@pytest.mark.parametrize("rows", [3, 7, 16])
+def test_few_rows_of_experts_that_few_of_them_need(rows: int) -> None:
+    """The linear programme had taken all experts to be brought: it promised too little of blocks of
+    all rows, which were not looked at, and more rows were done sooner."""
+    room: dict[Tier, int] = {"gpu": 20 * GIB, "cpu": 80 * GIB, "disk": 500 * GIB}
+
+    def seconds(rows: int, wishes: Wishes) -> float:
+        machine = find_machine("rtx-4090")
+        about = {"rows": rows, "shape": (300, 100), "wishes": wishes}
+        return search("qwen3-30b-a3b", machine, room, **about).forecast.seconds
+
+    found = seconds(rows, Wishes())
+    assert found <= 1.01 * seconds(rows, Wishes(admission="zigzag"))
+    assert found <= 1.01 * seconds(rows + 1, Wishes())
+
+
 def test_a_bound_leaves_plans_that_take_less_than_is_thought() -> None:
     """A linear programme says of blocks with keys computed again that they take a quarter longer
     than they do: such a block of 28 rows was refused by name, and one found that is 7 % slower."""

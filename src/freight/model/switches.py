@@ -264,6 +264,11 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 
+    def expert_likelihood(self, num_tokens: float) -> float:
+        """How likely any of so many tokens is to need an expert, were they chosen by chance."""
+        own = self.experts
+        return 1.0 if own is None else 1.0 - (1.0 - own.per_token / own.num_experts) ** num_tokens
+
     def has_mlp(self, layer: int) -> bool:
         """Whether it has an MLP, or experts."""
         return self.parts is None or self.parts[layer] != "mixer"

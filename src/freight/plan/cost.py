@@ -158,12 +158,13 @@ class Cost:
         return max(1.0, self.policy.row_tokens / self.policy.page_tokens) * page_bytes
 
     def batch_s(self, batch: MicroBatch) -> float:
-        """Computing a micro-batch in a whole sweep, waiting for nothing; of experts those that all
-        tokens need."""
+        """A micro-batch in a whole sweep, waiting for nothing; of experts those that are likely."""
         seconds = self._finish_s(batch)
+        likely = self.config.expert_likelihood(batch.num_tokens)
         for unit, is_picked, count in self.programme.counted:
             rows = self._rows_of(unit, batch, is_picked=is_picked)
-            seconds += count * self._unit_s(unit, batch, _attending(unit, batch), rows)
+            share = 1.0 if unit.expert is None else likely
+            seconds += share * count * self._unit_s(unit, batch, _attending(unit, batch), rows)
         return seconds
 
     def attention_s(self, batch: MicroBatch) -> float:
@@ -234,8 +235,7 @@ class Cost:
         return self.kept[key]
 
     def _rows_of(self, unit: Unit, batch: MicroBatch, *, is_picked: bool) -> list[int]:
-        """How many tokens each chunk of a micro-batch has in a unit, which may work on those alone
-        that the head has picked."""
+        """Tokens of each chunk of a micro-batch in a unit, which may work on picked ones alone."""
         if unit.kind in ("attention", "recurrence"):
             ranges = chunk_rows(batch.rows, self.policy.chunk_tokens)
             return [batch.rows[last - 1].end - batch.rows[first].start for first, last in ranges]

@@ -110,7 +110,7 @@ class Planner:
     def __post_init__(self) -> None:
         check_recomputation(self.config, self.programme, self.wishes.recomputed)
         settled = settle_wishes(self.config, self.compute_tier, self.wishes)
-        object.__setattr__(self, "wishes", settled)
+        object.__setattr__(self, "wishes", settled.within(self.workload.num_rows))
         units = self.programme.units[1:]
         expert = sum(unit.num_elements for unit in units if unit.expert is not None)
         object.__setattr__(self, "elements", (sum(u.num_elements for u in units) - expert, expert))
@@ -439,8 +439,8 @@ class Planner:
         return experts.per_token / experts.num_experts
 
     def _share_of_sweeps(self, is_expert: bool, num_tokens: int) -> float:
-        """How likely any of the tokens is to need a unit, were experts chosen by chance."""
-        return 1.0 - (1.0 - self._share_of_tokens(is_expert)) ** num_tokens
+        """How likely any of the tokens is to need a unit."""
+        return self.config.expert_likelihood(num_tokens) if is_expert else 1.0
 
 
 def _together(first_s: float, second_s: float) -> float:

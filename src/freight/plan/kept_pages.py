@@ -37,9 +37,10 @@ _EXTENT_BYTES: Final = 256 << 10
 @cache
 def most_rows(split: Split, num_rows: int) -> Mapping[Tier, int]:
     """The most rows that each tier gets of a micro-batch of up to ``num_rows``."""
-    cuts = [split.cut(count) for count in range(num_rows + 1)]
-    tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
-    return {tier: max(cut[tier] for cut in cuts) for tier in tiers}
+    most: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
+    for count in range(num_rows + 1):
+        most = {tier: max(most[tier], own) for tier, own in split.cut(count).items()}
+    return most
 
 
 def may_forget_kv(workload: Workload) -> bool:

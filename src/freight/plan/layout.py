@@ -144,6 +144,16 @@ class WeightLayout:
         yield self.entrance, 1
         yield from zip(self.forms, self.counts, strict=True)
 
+    @property
+    def expert_bytes(self) -> int:
+        """Of all experts, as they are in memory."""
+        return sum(
+            count * part.num_bytes
+            for form, count in zip(self.forms, self.counts, strict=True)
+            if form.unit.expert is not None
+            for part in form.parts
+        )
+
     def tier_bytes(self) -> dict[Tier, int]:
         """Bytes of weights on each tier, as they are in memory there, so that shares compare: on
         disk they may be of another type."""

@@ -286,8 +286,8 @@ class _Feed:
         assert experts is not None
         works = self.sweeps[self.current].works
         tokens = next(work.batch.num_tokens for work in works if work.batch.index == k)
-        missed = (1 - experts.per_token / experts.num_experts) ** tokens
-        return [e for e in range(experts.num_experts) if self.dice.random() >= missed]
+        likely = self.config.expert_likelihood(tokens)
+        return [e for e in range(experts.num_experts) if self.dice.random() >= 1.0 - likely]
 
 
 def _summed(ran: Iterable[Step], steps: Sequence[int]) -> Sample:

@@ -141,7 +141,7 @@ class _Loads:
             cpu_s = attended_s[i]
             if num_delegated[i] and policy.num_micro_batches == 1:  # nothing is beside it
                 compute_s, cpu_s = compute_s + cpu_s, 0.0
-            share = self._share_of_experts(brought)
+            share = self.cost.config.expert_likelihood(brought)
             read_weights = on_disk[0] + share * on_disk[1]
             lanes = [compute_s, cpu_s, self._link_s("disk read", read_weights, read[i])]
             if policy.compute_tier == "gpu":
@@ -192,11 +192,6 @@ class _Loads:
             else:
                 experts += own
         return plain, experts
-
-    def _share_of_experts(self, num_tokens: int) -> float:
-        """How likely any of so many tokens is to need one, were they chosen by chance."""
-        own = self.cost.config.experts
-        return 1.0 - (1.0 - own.per_token / own.num_experts) ** num_tokens if own else 1.0
 
     def _rows_bytes(self, rows: _Rows, kv_lens: Ints, some: Bools) -> list[float]:
         """Of each sweep, what some rows have off the compute tier."""

@@ -365,12 +365,13 @@ class Terms:
         # Of a row in RAM or on disk the whole page in progress comes back.
         back = max(kv_out, self.far_share * self.page_bytes_per_sweep) + states_out
         kv_in, kv_out = kv_in + states_in, kv_out + states_out
-        crossings = self.planner.programme.picks_at
         stream = self.base.layout.stream_columns * self.base.layout.element_bytes
-        moved = tokens * stream * crossings
+        moved = tokens * stream * self.planner.programme.picks_at
+        unlikely = 1.0 - self.planner.config.expert_likelihood(tokens)
+        weights = self.weight_bytes - unlikely * self.base.layout.expert_bytes
         seconds: dict[str, dict[Placed, float]] = {
             "disk read": {
-                ("weights", "disk"): self._s("disk read", self.weight_bytes, "weights"),
+                ("weights", "disk"): self._s("disk read", weights, "weights"),
                 ("kv", "disk"): self._s("disk read", kv_in, "kv"),
                 ("activations", "disk"): self._s("disk read", moved, "activations"),
             },
@@ -383,7 +384,7 @@ class Terms:
             inward, outward = "host to device", "device to host"
             seconds[inward] = {
                 (kind, tier): self._s(inward, size, kind)
-                for kind, size in self._kinds(self.weight_bytes, kv_in, moved)
+                for kind, size in self._kinds(weights, kv_in, moved)
                 for tier in TIERS[1:]
             }
             seconds[outward] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from freight.plan.policy import Admission, Split
@@ -29,6 +29,17 @@ class Wishes:
     forgets_keys: bool = True
     moves_rows: bool = True
     overlap: bool = True
+
+    def within(self, num_rows: int) -> Wishes:
+        """The same of a block of no more than so many rows: more would be memory for nothing."""
+        size, count = self.micro_batch_size, self.num_micro_batches
+        size = None if size is None else min(size, num_rows)
+        most = -(-num_rows // (size or 1))
+        return replace(
+            self,
+            micro_batch_size=size,
+            num_micro_batches=None if count is None else min(count, most),
+        )
 
     @property
     def settled(self) -> dict[str, Any]:
