@@ -42,6 +42,26 @@ def test_a_person_reads_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--weights" in out and "of 8.00 GiB" in out and "(binds)" in out
 
 
+def test_a_quantised_checkpoint_takes_what_was_published(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And what runs make of it lies beside it; programs are told as people are."""
+    asked = ["--model", "gpt-oss-120b", "--machine", "t4"]
+    assert plan(*asked) == 0
+    told = re.search(
+        r"disk ([\d.]+) GiB of .*\(checkpoint ([\d.]+) GiB, compressed copy ([\d.]+) GiB\)",
+        capsys.readouterr().out,
+    )
+    assert told is not None
+    used, checkpoint, copy = map(float, told.groups())
+    assert 60 < checkpoint < 62, "65.2 GB were published"
+    assert 0.9 * checkpoint < copy < checkpoint
+    assert used == pytest.approx(checkpoint + copy, abs=0.02)
+    assert plan(*asked, "--json") == 0
+    memory = json.loads(capsys.readouterr().out)["memory_bytes"]["disk"]
+    assert memory["used"] / GIB == pytest.approx(used, abs=0.01)
+
+
 def test_the_demo_has_a_plan_as_it_has_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--model", "demo", "--machine", "t4") == 0
     out = capsys.readouterr().out

@@ -32,13 +32,9 @@ from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine
 from freight.model.approximation import approximate
-from freight.model.checkpoint import imagined_sources, resolve
+from freight.model.checkpoint import resolve
 from freight.model.compression import (
-    announced_formats,
-    choose_formats,
-    compressed_places,
     packed_formats,
-    refuse_compression,
 )
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
@@ -114,8 +110,7 @@ def plan_policy(arguments: argparse.Namespace) -> int:
         from freight.entrypoints.plan_parallel import parallel_for, plan_chips
 
         chips = [
-            parallel_for(own, arguments, max_block_s, _sources, _taken_on(own.machine))
-            for own in questions
+            parallel_for(own, arguments, max_block_s, _taken_on(own.machine)) for own in questions
         ]
         return plan_chips(list(zip(questions, chips, strict=True)), arguments)
     _refuse_chip_flags(arguments)
@@ -224,7 +219,7 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
     planner = Planner(
         config=config,
         programme=build_programme(config),
-        sources=_sources(question),
+        sources=question.sources(config),
         dtype=question.dtype,
         workload=question.workload,
         compute_tier="gpu" if "gpu" in machine.units else "cpu",
@@ -236,20 +231,6 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
     return Search(
         planner=planner, machine=machine, max_block_s=max_block_s, at_once=useful_copies()
     )
-
-
-def _sources(question: Question) -> Mapping[str, TensorSource]:
-    """Where weights would lie: compressed if asked for, or as the checkpoint has quantised them, by
-    its own word where it is at hand, else by that of config.json."""
-    config, compression = question.config, question.compression
-    # Weights that stay bfloat16 do so whatever is computed with.
-    dtype = config.dtype if question.is_lossless else question.dtype
-    sources = question.stored or imagined_sources(config, dtype)
-    formats = packed_formats(sources) or announced_formats(config, sources)
-    if compression is not None:
-        refuse_compression(formats, compression)
-        formats = choose_formats(config, sources, compression)
-    return compressed_places(sources, formats, Path("compressed"))
 
 
 def _find_model(name: str | None) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
@@ -380,10 +361,13 @@ def _rooms(question: Question) -> dict[Tier, int]:
     rooms = dict(question.budgets)
     for tier, num_bytes in _taken_on(question.machine).items():
         rooms[tier] -= num_bytes
-    rooms["disk"] -= question.model_bytes
+    beside = question.beside("disk")
+    rooms["disk"] -= sum(beside.values())
     if rooms["disk"] < 0:
+        copy = beside.get("compressed copy", 0)
+        more = f", and what runs make of it {format_bytes(copy)}" if copy else ""
         raise BudgetError(
-            f"{question.model} takes {question.size_text}.",
+            f"{question.model} takes {question.size_text}{more}.",
             f"The disk of {question.machine.name} has {format_bytes(question.machine.disk_bytes)}.",
             "Take a machine with a larger disk, or a smaller model.",
         )

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from freight.entrypoints.plan_report import (
@@ -41,18 +40,14 @@ _OF_LINKS: Final = (
     "outer_latency_s",
 )
 
-_Sources = Callable[[Question], Mapping[str, TensorSource]]
-
 
 def parallel_for(
     question: Question,
     arguments: argparse.Namespace,
     max_block_s: float,
-    sources: _Sources,
     taken: Mapping[Tier, int],
 ) -> Parallel:
-    """The question asked of several chips. ``sources`` are those of a question's model, ``taken``
-    what a process has of each tier."""
+    """The question asked of several chips, ``taken`` what a process has of each tier."""
     extra = [name for name in _OTHERS if getattr(arguments, name)]
     if extra:
         raise InputError(
@@ -75,7 +70,7 @@ def parallel_for(
                 "Exponents without a code belong to whole rows.",
                 "Share the model by rows or layers, or leave it out.",
             )
-        return sources(replace(question, config=config))
+        return question.sources(config)
 
     host_chips = arguments.host_chips
     return Parallel(

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from freight.entrypoints.plan_weights import checkpoint_bytes, copy_bytes, planned_sources
 from freight.hardware.machine import Machine
 from freight.model.checkpoint import dummy_dtype
-from freight.model.config import DTYPE_BYTES, ModelConfig
-from freight.model.decoder import count_parameters
+from freight.model.config import ModelConfig
 from freight.model.number_format import Compression, ExactCompression
 from freight.model.sources import TensorSource
 from freight.plan.forecast import Forecast
@@ -73,11 +73,29 @@ class Question:
         """Whether weights have short exponents."""
         return isinstance(self.compression, ExactCompression)
 
+    def sources(self, config: ModelConfig) -> Mapping[str, TensorSource]:
+        """Where weights lie, of the model or of a part of it."""
+        return planned_sources(config, self._source_dtype, self.stored, self.compression)
+
+    @property
+    def _source_dtype(self) -> str:
+        """Weights that stay bfloat16 do so whatever is computed with."""
+        return self.config.dtype if self.is_lossless else self.dtype
+
     @property
     def model_bytes(self) -> int:
-        if self.stored:
-            return sum(path.stat().st_size for path in {own.path for own in self.stored.values()})
-        return DTYPE_BYTES[self.kept_dtype] * count_parameters(self.config)
+        return checkpoint_bytes(self.config, self._source_dtype, self.stored)
+
+    def beside(self, tier: Tier) -> dict[str, int]:
+        """What weights take of the disk, wherever they are in a run."""
+        if tier != "disk":
+            return {}
+        about = self.config, self._source_dtype, self.stored
+        sizes = {
+            "checkpoint": self.model_bytes,
+            "compressed copy": copy_bytes(*about, self.compression),
+        }
+        return {name: size for name, size in sizes.items() if size}
 
     @property
     def kept_dtype(self) -> str:
@@ -88,6 +106,8 @@ class Question:
     def size_text(self) -> str:
         """What the model takes, and what it is computed in where that is wider."""
         kept, computed = self.kept_dtype, self.dtype
+        if self.stored or self.config.packing is not None:
+            return format_bytes(self.model_bytes)
         wider = "" if kept == computed else f", computed in {computed}"
         return f"{format_bytes(self.model_bytes)} in {kept}{wider}"
 
@@ -243,7 +263,10 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             lane.value: round(size) for lane, size in told.num_bytes.items() if lane.is_link
         },
         "memory_bytes": {
-            tier: {"used": plan.geometry.total(tier), "budget": question.budgets[tier]}
+            tier: {
+                "used": _used(question, choice, tier),
+                "budget": question.budgets[tier],
+            }
             for tier in question.budgets
         },
         "dollars_per_million_new_tokens": costs_of(question, choice.forecast.tokens_per_s),
@@ -344,15 +367,17 @@ def _busy(choice: Choice) -> Iterator[str]:
         yield f"{lane.value} {min(share, 1.0):.0%}{binds}"
 
 
+def _used(question: Question, choice: Choice, tier: Tier) -> int:
+    return choice.plan.geometry.total(tier) + sum(question.beside(tier).values())
+
+
 def _memory(question: Question, choice: Choice, tier: Tier) -> str:
-    geometry = choice.plan.geometry
-    used = geometry.total(tier)
-    if tier == "disk":
-        used += question.model_bytes
-    items = sorted(((size, name) for name, size in geometry.usage[tier].items()), reverse=True)
+    held = {**choice.plan.geometry.usage[tier], **question.beside(tier)}
+    items = sorted(((size, name) for name, size in held.items()), reverse=True)
     parts = ", ".join(f"{name} {format_bytes(size)}" for size, name in items[:4] if size)
     what = f" ({parts})" if parts else ""
-    return f"{tier} {format_bytes(used)} of {format_bytes(question.budgets[tier])}{what}"
+    used = format_bytes(_used(question, choice, tier))
+    return f"{tier} {used} of {format_bytes(question.budgets[tier])}{what}"
 
 
 def _moved(choice: Choice) -> str:
