@@ -25,8 +25,8 @@ UNITS = st.builds(
     name=st.just("unit"),
     memory_bytes=st.integers(0, 2**45),
     memory_bytes_per_s=POSITIVE,
-    products=st.dictionaries(st.sampled_from(["bfloat16", "float32"]), CURVES),
-    attention_flops=st.dictionaries(st.sampled_from(["bfloat16", "float32"]), POSITIVE),
+    products=st.dictionaries(st.sampled_from(["bfloat16", "float32"]), CURVES, min_size=1),
+    attention_flops=st.dictionaries(st.sampled_from(["bfloat16", "float32"]), POSITIVE, min_size=1),
     attended_bytes_per_s=CURVES,
     call_s=st.floats(0, 1),
     sweep_s=st.floats(0, 1),
@@ -153,6 +153,14 @@ def _rate_in_words(record: dict[str, Any]) -> None:
     record["units"]["cpu"]["memory_bytes_per_s"] = "40 GB/s"
 
 
+def _no_products(record: dict[str, Any]) -> None:
+    record["units"]["cpu"]["products"] = {}
+
+
+def _no_attention(record: dict[str, Any]) -> None:
+    record["units"]["gpu"]["attention_flops"] = {}
+
+
 def _sizes_descend(record: dict[str, Any]) -> None:
     record["links"]["disk read"]["bytes_per_s"].reverse()
 
@@ -179,7 +187,9 @@ def _points_of_three(record: dict[str, Any]) -> None:
         (_endless_attention, "attention_flops.float16 of inf"),
         (_negative_latency, "latency_s of -1"),
         (_negative_price, "dollars_per_hour of -2"),
-        (_rate_in_words, "TypeError"),
+        (_rate_in_words, "memory_bytes_per_s of '40 GB/s'"),
+        (_no_products, "has no products"),
+        (_no_attention, "has no attention_flops"),
         (_sizes_descend, "ascending"),
         (_no_points, "points"),
         (_points_of_three, "ValueError"),

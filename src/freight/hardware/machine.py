@@ -65,6 +65,13 @@ class ComputeUnit:
 
     def __post_init__(self) -> None:
         what = f"The unit {self.name!r}"
+        for name in ("products", "attention_flops"):
+            if not getattr(self, name):
+                raise InputError(
+                    f"{what} was described.",
+                    f"It has no {name}.",
+                    'Write a rate for a type, like {"bfloat16": 1e12}.',
+                )
         _require_from_0(what, **{f"passes.{name}": often for name, often in self.passes.items()})
         rates = {f"attention_flops.{dtype}": rate for dtype, rate in self.attention_flops.items()}
         rates["memory_bytes_per_s"] = self.memory_bytes_per_s
@@ -282,17 +289,23 @@ class Machine:
 
 
 def _require_above_0(what: str, numbers: Mapping[str, float]) -> None:
-    wrong = {name: number for name, number in numbers.items() if not 0 < number < math.inf}
+    wrong = {name: own for name, own in numbers.items() if not (_is_finite(own) and own > 0)}
     _refuse(what, wrong, "Write a number above 0 for each.")
 
 
 def _require_from_0(what: str, **numbers: float) -> None:
-    wrong = {name: number for name, number in numbers.items() if not 0 <= number < math.inf}
+    wrong = {name: own for name, own in numbers.items() if not (_is_finite(own) and own >= 0)}
     _refuse(what, wrong, "Write a number from 0 for each.")
+
+
+def _is_finite(value: object) -> bool:
+    """Files may hold anything in the place of a number."""
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _refuse(what: str, wrong: Mapping[str, float], advice: str) -> None:
     """InputError if there are any; it names them all."""
     if wrong:
-        found = ", ".join(f"{name} of {number}" for name, number in wrong.items())
+        found = ", ".join(f"{name} of {number!r}" for name, number in wrong.items())
         raise InputError(f"{what} was described.", f"It has {found}.", advice)
