@@ -84,11 +84,33 @@ def test_who_waits_for_a_rank_that_is_refused_is_refused_too() -> None:
                 raise BudgetError("a", "b", "c")
             group.receive(torch.zeros(1), 2).wait()
 
-        ranks.share("made", make)
+        ranks.share("made", make, together=True)
 
     errors = on_ranks(3, work)
     asked = [own.asked for own in errors if isinstance(own, BudgetError)]
     assert len(asked) == 3 and all(own.startswith("On rank 2 of 3 (") for own in asked)
+
+
+def test_what_was_refused_to_one_may_be_made_otherwise() -> None:
+    """As a block is that a stage has no memory for: the next one is tried, over the same wires."""
+
+    def work(ranks: Ranks) -> float:
+        group = ranks.group("wires")
+
+        def make() -> None:
+            if ranks.rank == 1:
+                raise BudgetError("a", "b", "c")
+
+        with pytest.raises(BudgetError):
+            ranks.share("tried", make)
+        value = torch.zeros(1)
+        if ranks.rank == 0:
+            group.receive(value, 1).wait()
+        else:
+            group.send(torch.ones(1), 0).wait()
+        return float(value)
+
+    assert on_ranks(2, work) == [1.0, 0.0]
 
 
 def test_the_word_of_a_rank_is_heard_before_it_is_lost() -> None:

@@ -46,6 +46,7 @@ def test_forms_that_are_made_alike() -> None:
         ({"temperature": -0.1}, "temperature must be a finite number, 0 or more"),
         ({"temperature": math.inf}, "temperature must be a finite number"),
         ({"temperature": "hot"}, "temperature must be"),
+        ({"temperature": 10**400}, "temperature must be"),
         ({"temperature": True}, "temperature must be"),
         ({"min_p": False}, "min_p must be"),
         ({"logit_bias": {5: True}}, "logit_bias must be"),

@@ -82,7 +82,7 @@ def receive_all(group: Group, source: int, inbox: Inbox) -> threading.Thread:
                 inbox.put(value)
                 if value is None:
                     return
-        except (ConnectionLost, RankError) as error:
+        except (RuntimeError, RankError) as error:
             inbox.fail(error)
 
     thread = threading.Thread(target=run, name="freight inbox", daemon=True)

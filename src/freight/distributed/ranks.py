@@ -198,10 +198,11 @@ class Ranks:
         """Tell all others."""
         self._store.set(topic, pack(value).hex())
 
-    def share(self, topic: str, make: Callable[[], Value]) -> Value:
+    def share(self, topic: str, make: Callable[[], Value], *, together: bool = False) -> Value:
         """What ``make`` returns here, once all ranks have made theirs. If one of them is refused,
-        all are: the first one's error is raised everywhere. Others may just then wait for a message
-        of that rank, which never comes: connections are broken for them."""
+        all are: the first one's error is raised everywhere. Where they make it ``together``, others
+        may wait for a message of that rank, which never comes: groups' connections are broken then.
+        """
         own: Value | None = None
         refused: tuple[str, ...] = ()
         broken: ConnectionLost | None = None
@@ -209,7 +210,8 @@ class Ranks:
             own = make()
         except FreightError as error:
             refused = (type(error).__name__, error.asked, error.limit, error.advice)
-            self.abandon()
+            if together:
+                self.abandon()
         except ConnectionLost as error:
             broken = error
         for rank, told in enumerate(self.exchange(topic, refused)):

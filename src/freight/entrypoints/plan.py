@@ -33,9 +33,7 @@ from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine
 from freight.model.approximation import approximate
 from freight.model.checkpoint import resolve
-from freight.model.compression import (
-    packed_formats,
-)
+from freight.model.compression import packed_formats
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.gguf_tensors import find_gguf

@@ -263,10 +263,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             lane.value: round(size) for lane, size in told.num_bytes.items() if lane.is_link
         },
         "memory_bytes": {
-            tier: {
-                "used": _used(question, choice, tier),
-                "budget": question.budgets[tier],
-            }
+            tier: {"used": _used(question, choice, tier), "budget": question.budgets[tier]}
             for tier in question.budgets
         },
         "dollars_per_million_new_tokens": costs_of(question, choice.forecast.tokens_per_s),

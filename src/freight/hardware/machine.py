@@ -300,8 +300,8 @@ def _require_from_0(what: str, **numbers: float) -> None:
 
 def _is_finite(value: object) -> bool:
     """Files may hold anything in the place of a number."""
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and math.isfinite(value)  # type: ignore[arg-type]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -math.inf < value < math.inf  # type: ignore[operator]
 
 
 def _refuse(what: str, wrong: Mapping[str, float], advice: str) -> None:

@@ -7,6 +7,7 @@ there. Knows no vocabulary: whether token ids exist is checked where its size is
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final
@@ -172,7 +173,7 @@ def _number(low: float, high: float) -> Callable[[Any], bool]:
     return lambda value: (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and (math.isfinite(value) and low <= value <= high)
+        and (abs(value) <= sys.float_info.max and low <= value <= high)
     )
 
 

@@ -135,7 +135,7 @@ def build_cut_engine(
             engine = _leading(model, switch, planned, opened, options, workload)
         return CutEngine(model, engine, ranks, opened.timeline)
 
-    return ranks.share("built", build)
+    return ranks.share("built", build, together=True)
 
 
 def _leading(
