@@ -44,6 +44,10 @@ def parse(record: dict[str, Any]) -> Row:
 
 def run(directory: Path, rows: list[dict[str, Any]], tokenizer: Tokenizer) -> JobReport:
     (directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_file(directory, tokenizer)
+
+
+def run_file(directory: Path, tokenizer: Tokenizer | None) -> JobReport:
     return run_job(
         JobSpec(
             source=directory / "in.jsonl",
@@ -274,10 +278,46 @@ def test_lines_without_a_usable_custom_id(record: dict[str, Any], reason: str) -
     row = parse({**record, "id": "mine"})
     assert row.error is not None and re.search(reason, row.error)
     assert row.batch is None and row.row_id == "mine"
+    assert row.is_foreign == ("text" not in record)
 
 
 def test_a_row_may_have_a_custom_id_of_its_own() -> None:
     row = parse({"custom_id": 5, "prompt": "the cat", "url": "https://example.org"})
-    assert (row.batch, row.text, row.error) == (None, "the cat", None)
+    assert (row.batch, row.text, row.row_id, row.error) == (None, "the cat", 5, None)
     row = parse({"custom_id": "x", "prompt": "the cat"})
-    assert (row.batch, row.text, row.row_id, row.unread) == (None, "the cat", None, ["custom_id"])
+    assert (row.batch, row.text, row.row_id, row.unread) == (None, "the cat", "x", ["custom_id"])
+    row = parse({"custom_id": "x", "prompt": "the cat", "id": "y"})
+    assert row.row_id == "y"
+    row = parse({"custom_id": True, "prompt": "the cat"})
+    assert (row.row_id, row.error) == (None, None)
+
+
+def test_lines_that_cannot_be_read_are_answered_as_those_beside_them(tmp_path: Path) -> None:
+    """In a batch file they are lines of a batch output, also before the first that can be read."""
+    nameless = {key: value for key, value in TEXT.items() if key != "custom_id"}
+    lines = [
+        "{",
+        json.dumps(TEXT),
+        "[]",
+        json.dumps(nameless),
+        json.dumps({**TEXT, "custom_id": 7}),
+    ]
+    broken = [*lines, json.dumps({"prompt": 5, "id": "plain"}), "\xff"]
+    (tmp_path / "in.jsonl").write_bytes("\n".join(broken).encode("latin-1"))
+    report = run_file(tmp_path, None)
+    assert (report.num_rows, report.num_failed) == (7, 6)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    answered, plain = rows.pop(1), rows.pop(5 - 1)
+    assert answered["custom_id"] == "two" and answered["error"] is None
+    assert set(plain) == {"id", "error"}
+    assert [row["custom_id"] for row in rows] == [None, None, None, 7, None]
+    assert [row["id"] for row in rows] == [f"batch_req_{index}" for index in (0, 2, 3, 4, 6)]
+    for row in rows:
+        assert row["response"] is None and row["error"]["message"].startswith("Line ")
+
+
+def test_lines_that_cannot_be_read_beside_plain_rows_are_plain(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": [1]}\n{\n')
+    run_file(tmp_path, None)
+    _, row = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert set(row) == {"id", "error"} and row["id"] == 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from freight.jobs.api_names import Batch
-from freight.jobs.formats import dump_row, logprob_record, prompt_logprobs_record
+from freight.jobs.formats import RowId, dump_row, logprob_record, prompt_logprobs_record
 from freight.runtime.request import Completion, CompletionOutput, Logprob
 
 __all__ = ["batch_error_row", "batch_row"]
@@ -40,13 +40,14 @@ def batch_row(custom_id: str, batch: Batch, completion: Completion) -> bytes:
     return _envelope(name, custom_id, response=response, error=None)
 
 
-def batch_error_row(index: int, custom_id: str, message: str) -> bytes:
-    """The line of a request that could not be used, without its newline."""
+def batch_error_row(index: int, custom_id: RowId | None, message: str) -> bytes:
+    """The line of a request that could not be used, without its newline. One that could not be
+    read is nameless."""
     error = {"code": "invalid_request", "message": message}
     return _envelope(str(index), custom_id, response=None, error=error)
 
 
-def _envelope(name: str, custom_id: str, **rest: Any) -> bytes:
+def _envelope(name: str, custom_id: RowId | None, **rest: Any) -> bytes:
     return dump_row({"id": f"batch_req_{name}", "custom_id": custom_id, **rest})
 
 

@@ -71,7 +71,7 @@ class Row:
     ``row_id`` is ``None`` where the row has none of its own; ``overrides`` are the fields of
     ``SamplingParams`` that the row sets for itself, ``unread`` the keys that mean nothing here.
     ``batch`` is set where the row is a line of a batch file, and empty where such a line has an
-    error.
+    error. ``is_foreign`` is said of an error in what no row is, and a line of a batch file may be.
     """
 
     row_id: RowId | None = None
@@ -83,6 +83,7 @@ class Row:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     batch: Batch | None = None
+    is_foreign: bool = False
     unread: Sequence[str] = ()
 
 
@@ -93,14 +94,16 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
     """
     row_id: RowId | None = None
     batch: Batch | None = None
+    is_foreign = True
     try:
         record: Mapping[str, Any] = load_record(line)
         if is_envelope(record):
             batch, row_id = {}, _read_id(record["custom_id"])
             batch, record = open_envelope(record, ROW_KEYS)
         else:
-            row_id = _read_id(record.get("id"))
+            row_id = _own_id(record)
             refuse_nameless(record)
+        is_foreign = False
         record = rename(record)
         unread = [
             key
@@ -113,7 +116,7 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
         row = _read_prompt(record)
         return replace(row, row_id=row_id, overrides=overrides, batch=batch, unread=unread)
     except InputError as error:
-        return Row(row_id=row_id, error=f"{where}: {error}", batch=batch)
+        return Row(row_id=row_id, error=f"{where}: {error}", batch=batch, is_foreign=is_foreign)
 
 
 def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -> int:
@@ -229,6 +232,13 @@ def load_record(line: bytes) -> dict[str, Any]:
             'Write it like {"prompt": "..."}.',
         )
     return record
+
+
+def _own_id(record: Mapping[str, Any]) -> RowId | None:
+    """The id of a row; without one what OpenAI calls it, where that can be one."""
+    own, custom = record.get("id"), record.get("custom_id")
+    is_usable = isinstance(custom, str | int) and not isinstance(custom, bool)
+    return _read_id(custom if own is None and is_usable else own)
 
 
 def _read_id(value: object) -> RowId | None:

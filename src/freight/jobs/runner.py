@@ -149,10 +149,9 @@ def _answer_row(spool: Spool, completion: Completion) -> bytes:
 
 
 def _error_row(spool: Spool, index: int, error: str) -> bytes:
-    row_id = spool.row_id(index)
     if spool.batch(index) is not None:
-        return batch_error_row(index, str(row_id), error)
-    return error_row(row_id, error)
+        return batch_error_row(index, spool.own_id(index), error)
+    return error_row(spool.row_id(index), error)
 
 
 @dataclass(kw_only=True, slots=True)

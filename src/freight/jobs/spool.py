@@ -272,8 +272,12 @@ class Spool:
 
     def row_id(self, index: int) -> RowId:
         """The row's own id, else its place in the dataset."""
-        row_id: RowId = self._read_extras(index).get("id", index)
-        return row_id
+        own = self.own_id(index)
+        return index if own is None else own
+
+    def own_id(self, index: int) -> RowId | None:
+        own: RowId | None = self._read_extras(index).get("id")
+        return own
 
     def batch(self, index: int) -> Batch | None:
         """What a line of a batch file wants, empty where it has an error; ``None`` for others."""

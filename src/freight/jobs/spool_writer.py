@@ -67,6 +67,7 @@ class SpoolWriter:
         self._unread: Counter[str] = Counter()
         self._num_cut = 0
         self._num_lowered = 0
+        self._is_batch_file = False
         self.num_rows = 0
         tokens, records, extras, _ = (directory / name for name in SPOOL_FILES)
         self._tokens = open(tokens, "wb", buffering=_BUFFER_BYTES)
@@ -104,6 +105,7 @@ class SpoolWriter:
         """Tokenise and write the rows taken so far."""
         batch = [(where, self._render(where, row)) for where, row in self._batch]
         self._batch, self._batch_bytes = [], 0
+        self._is_batch_file |= any(row.batch is not None for _, row in batch)
         texts = (row for _, row in batch if row.messages is None and row.continuation is None)
         text_ids = self._encode(texts)
         chat_ids = self._encode(row for _, row in batch if row.messages is not None)
@@ -255,6 +257,8 @@ class SpoolWriter:
         score_from: int = 0,
         num_cut: int = 0,
     ) -> None:
+        if row.is_foreign and self._is_batch_file:
+            row = replace(row, batch={})  # answered as the lines beside it are
         extras = _extras_blob(row, num_cut)
         record = np.array(
             (
@@ -335,7 +339,8 @@ def _parse(line: bytes | None, where: str, defaults: SamplingParams) -> Row:
     if line is not None:
         return parse_row(line, where=where, defaults=defaults)
     limit = f"A line may have {LONGEST_LINE_BYTES >> 20} MiB"
-    return Row(error=f"{where}: It was read as a row. {limit}. Write one row per line.")
+    error = f"{where}: It was read as a row. {limit}. Write one row per line."
+    return Row(error=error, is_foreign=True)
 
 
 def _ends_early(params: SamplingParams) -> bool:
