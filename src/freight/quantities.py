@@ -21,12 +21,13 @@ _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _PATTERN: Final = re.compile(r"([+-]?[0-9]*\.?[0-9]+)\s*([KMGT]?)(I?B?)", re.IGNORECASE)
 
 
-def parse_bytes(text: str) -> int:
-    """Parse "1450MiB", "16 GiB", "2GB" or "4096" into a positive number of bytes."""
+def parse_bytes(text: str, *, name: str = "The size") -> int:
+    """Parse "1450MiB", "16 GiB", "2GB" or "4096" into a positive number of bytes; ``name`` is what
+    they were given as."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
         raise InputError(
-            f"{text!r} was given as an amount of memory.",
+            f"{name} {text!r} was given.",
             "It is not a number with a unit.",
             "Write it like 8GiB, 1450MiB or 2GB.",
         )
@@ -35,9 +36,9 @@ def parse_bytes(text: str) -> int:
     num_bytes = int(float(number) * (1000 if decimal else 1024) ** _POWERS[prefix.upper()])
     if num_bytes <= 0:
         raise InputError(
-            f"{text!r} was given as an amount of memory.",
-            "A budget must be more than zero.",
-            "Write it like 8GiB, or leave the flag out to use what the machine has.",
+            f"{name} {text!r} was given.",
+            "It must be more than zero.",
+            "Write it like 8GiB, or leave it out.",
         )
     return num_bytes
 

@@ -167,7 +167,13 @@ def test_what_answers_look_like_is_a_flag(
     assert "structured_outputs" not in err and "Traceback" not in err
     schema.write_text("")
     assert desk.run("--json-schema", str(schema)) == 2
-    assert f"--json-schema {schema} was given.\n  It must be an obj" in capfd.readouterr().err
+    assert f"--json-schema {schema} was given.\n  It is empty." in capfd.readouterr().err
+    # As from a script whose variable is not set: not as if nothing were asked for.
+    for flag in ("--regex", "--choice", "--json-schema", "--grammar"):
+        assert desk.run(flag, "") == 2
+        assert f"{flag} '' was given.\n  It is empty." in capfd.readouterr().err
+    assert desk.run("--choice", "a", "--choice", "") == 2
+    assert "--choice 'a' '' was given.\n  It is empty." in capfd.readouterr().err
     schema.write_text("begin: 'a'")
     assert desk.run("--grammar", str(schema)) == 2
     assert f"--grammar {schema} was given.\n  llguidance cannot" in capfd.readouterr().err

@@ -297,7 +297,7 @@ def test_wrong_settings_are_refused_when_the_model_is_named(model_dir: Path) -> 
         ({"weights": (20, 20, 20)}, "add up to 100"),
         ({"kv": "a/b"}, "kv a/b was given"),
         ({"weights": (10,)}, "weights 10 was given"),
-        ({"cpu_memory": "many"}, "amount of memory"),
+        ({"cpu_memory": "many"}, "cpu_memory 'many' was given"),
         ({"cpu_memory": 0}, "more than zero"),
         ({"device": "tpu"}, "not known"),
         ({"compute": "int4"}, "--compute int4 was given"),

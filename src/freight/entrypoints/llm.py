@@ -130,8 +130,8 @@ class LLM:
         self._options = EngineOptions(
             device=device,
             dtype=dtype,
-            cpu_memory_bytes=_read_size(cpu_memory),
-            gpu_memory_bytes=_read_size(gpu_memory),
+            cpu_memory_bytes=_read_size("cpu_memory", cpu_memory),
+            gpu_memory_bytes=_read_size("gpu_memory", gpu_memory),
             disk_dir=None if disk_dir is None else Path(disk_dir),
             weights_percent=_read_shares("weights", weights),
             kv_percent=_read_shares("kv", kv),
@@ -154,7 +154,7 @@ class LLM:
             sparse_attention=sparse_attention,
             compute=compute,
             overlap=overlap,
-            sim_bytes_per_s=_read_size(sim_bandwidth),
+            sim_bytes_per_s=_read_size("sim_bandwidth", sim_bandwidth),
             dummy_seed=0 if dummy_weights else None,
         )
         self._model_dir = find_model(os.fspath(model))
@@ -381,8 +381,8 @@ def _close_all() -> None:
             llm.close()
 
 
-def _read_size(value: str | int | None) -> int | None:
-    return parse_bytes(value) if isinstance(value, str) else value
+def _read_size(name: str, value: str | int | None) -> int | None:
+    return parse_bytes(value, name=name) if isinstance(value, str) else value
 
 
 def _read_shares(name: str, value: str | Sequence[float] | None) -> Shares | None:

@@ -339,7 +339,11 @@ def _budgets(machine: Machine, arguments: argparse.Namespace) -> Iterator[tuple[
         if tier not in machine.units:
             continue
         there = machine.units[tier].memory_bytes
-        budget = int(_USABLE_SHARE * there) if text is None else parse_bytes(text)
+        budget = (
+            int(_USABLE_SHARE * there)
+            if text is None
+            else parse_bytes(text, name=f"--{tier}-memory")
+        )
         if budget > there:
             raise InputError(
                 f"--{tier}-memory {text} was given.",

@@ -148,8 +148,8 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
     return EngineOptions(
         device=arguments.device,
         dtype=arguments.dtype,
-        cpu_memory_bytes=_parse_size(arguments.cpu_memory),
-        gpu_memory_bytes=_parse_size(arguments.gpu_memory),
+        cpu_memory_bytes=_parse_size("--cpu-memory", arguments.cpu_memory),
+        gpu_memory_bytes=_parse_size("--gpu-memory", arguments.gpu_memory),
         disk_dir=_existing_directory(arguments.disk_dir),
         weights_percent=parse_shares("--weights", arguments.weights),
         kv_percent=parse_shares("--kv", arguments.kv),
@@ -173,7 +173,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         compute=arguments.compute,
         compressed_dir=_parse_path(getattr(arguments, "compressed_dir", None)),
         overlap=not arguments.no_overlap,
-        sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
+        sim_bytes_per_s=_parse_size("--sim-bandwidth", arguments.sim_bandwidth),
         trace_path=None if arguments.trace is None else Path(arguments.trace),
         dummy_seed=0 if arguments.dummy_weights else None,
     )
@@ -185,9 +185,10 @@ def _parse_biases(text: str | None) -> Mapping[int, float]:
     try:
         return read_biases("logit_bias", json.loads(text))
     except ValueError as error:  # InputError is one, too
+        reason = f"{error.asked} {error.limit}" if isinstance(error, InputError) else "It is none."
         raise InputError(
             f"--logit-bias {text} was given.",
-            "It must be a JSON object of token ids with numbers from -100 to 100.",
+            f"It must be a JSON object of token ids with numbers from -100 to 100. {reason}",
             """Write it like '{"50256": -100}'.""",
         ) from error
 
@@ -201,7 +202,8 @@ def _parse_structure(arguments: argparse.Namespace) -> StructuredOutputs | None:
         "--choice": ("choice", arguments.choice),
         "--grammar": ("grammar", arguments.grammar),
     }
-    given = {flag: own for flag, own in given.items() if own[1]}
+    # Empty texts are refused: a script whose variable is not set does not want any answer at all.
+    given = {flag: own for flag, own in given.items() if own[1] not in (None, [])}
     if len(given) > 1:
         raise InputError(
             f"{' and '.join(given)} were given.",
@@ -209,12 +211,15 @@ def _parse_structure(arguments: argparse.Namespace) -> StructuredOutputs | None:
             "Leave all but one of them out.",
         )
     for flag, (name, value) in given.items():
-        own = _read_text(flag, value) if name in ("json", "grammar") else value
+        shown = value if isinstance(value, str) else " ".join(map(repr, value))
+        asked = f"{flag} {shown or repr(shown)} was given."
+        own = _read_text(flag, value) if name in ("json", "grammar") and value else value
+        if not own or (name == "choice" and "" in own):
+            raise InputError(asked, "It is empty.", "Write something, or leave it out.")
         try:
             return StructuredOutputs.of({name: own})
         except InputError as error:
-            shown = value if isinstance(value, str) else " ".join(value)
-            raise InputError(f"{flag} {shown} was given.", error.limit, error.advice) from error
+            raise InputError(asked, error.limit, error.advice) from error
     return None
 
 
@@ -222,9 +227,10 @@ def _read_text(flag: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(
             f"{flag} {path} was given.",
-            f"It cannot be read as text: {error}.",
+            f"It cannot be read as text: {reason}.",
             "Name a file that is there, in UTF-8.",
         ) from error
 
@@ -244,8 +250,8 @@ def _parse_path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _parse_size(text: str | None) -> int | None:
-    return None if text is None else parse_bytes(text)
+def _parse_size(flag: str, text: str | None) -> int | None:
+    return None if text is None else parse_bytes(text, name=flag)
 
 
 def _run_job(

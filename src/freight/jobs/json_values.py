@@ -104,12 +104,17 @@ def read_ids(key: str, value: object) -> tuple[int, ...]:
 
 def read_biases(key: str, value: object) -> Mapping[int, float]:
     """An object of token ids, which JSON writes as strings, with numbers."""
-    expected = 'an object of token ids with numbers, like {"50256": -100}'
     if not isinstance(value, dict):
-        raise wrong_kind(key, value, expected)
-    try:
-        return {int(token_id): read_number(key, bias) for token_id, bias in value.items()}
-    except ValueError as error:  # int() refuses, and read_number's InputError is one, too
-        raise InputError(
-            f'Its "{key}" holds something else.', f"It must be {expected}.", "Change it."
-        ) from error
+        raise wrong_kind(key, value, 'an object of token ids with numbers, like {"50256": -100}')
+    biases: dict[int, float] = {}
+    for token_id, bias in value.items():
+        number = read_number(f"{key}[{token_id}]", bias)
+        try:
+            biases[int(token_id)] = number
+        except ValueError as error:
+            raise InputError(
+                f'Its "{key}" has the key "{token_id}".',
+                'Keys are token ids, like "50256".',
+                "Change it.",
+            ) from error
+    return biases

@@ -47,14 +47,14 @@ class StructuredOutputs:
             return value
         names = [own.name for own in fields(cls)]
         if not isinstance(value, Mapping) or set(value) - set(names):
-            raise _refuse(value, f"an object with one of {', '.join(names)}")
+            raise _refuse(value, f"It must be an object with one of {', '.join(names)}")
         given = {
             name: own
             for name, own in value.items()
             if own is not None and not (name == "json_object" and own is False)
         }
         if len(given) > 1:
-            raise _refuse(value, f"one of {', '.join(names)}, not {' and '.join(given)}")
+            raise _refuse(value, f"It must be one of {', '.join(names)}, not {' and '.join(given)}")
         if not given:
             return None
         ((name, own),) = given.items()
@@ -77,7 +77,7 @@ class StructuredOutputs:
         if name == "choice" and is_fine:
             is_fine = all(isinstance(text, str) and text for text in own)
         if not is_fine:
-            raise _refuse({name: own}, _WANTED[name])
+            raise _refuse({name: own}, f'Its "{name}" must be {_WANTED[name]}')
         wrong = _wrong_with(self)
         if wrong:
             raise InputError(
@@ -107,7 +107,7 @@ _WANTED: Final[Mapping[str, str]] = {
     "json": "an object that is a JSON schema, or one as text",
     "json_object": "true or false",
     "regex": "a regular expression",
-    "choice": "a list of texts that are not empty",
+    "choice": "a list of one or more texts, none of them empty",
     "grammar": "a Lark grammar",
 }
 
@@ -151,7 +151,7 @@ def from_response_format(value: object) -> dict[str, Any]:
 def _refuse(value: object, limit: str) -> InputError:
     return InputError(
         f"structured_outputs={_short(value)} was given.",
-        f"It must be {limit}.",
+        f"{limit}.",
         'Write it like {"json": {"type": "object"}} or {"choice": ["yes", "no"]}.',
     )
 

@@ -143,7 +143,7 @@ def _read(arguments: argparse.Namespace) -> _Request:
         peers=peers,
         settings=settings,
         timeout_s=arguments.peer_timeout,
-        resident_bytes=None if resident is None else parse_bytes(resident),
+        resident_bytes=None if resident is None else parse_bytes(resident, name="--peer-resident"),
         repeats=arguments.repeats,
         peer_rows=min(work.num_rows, arguments.peer_rows or work.num_rows),
         is_unwritten=arguments.unwritten_weights,
@@ -153,7 +153,7 @@ def _read(arguments: argparse.Namespace) -> _Request:
 def _read_group(text: str | None, options: EngineOptions) -> GroupMaker | None:
     if text is None:
         return None
-    group = GroupMaker(limit_bytes=parse_bytes(text))
+    group = GroupMaker(limit_bytes=parse_bytes(text, name="--group"))
     if options.cpu_memory_bytes is not None and options.cpu_memory_bytes > group.limit_bytes:
         raise InputError(
             f"--cpu-memory {format_bytes(options.cpu_memory_bytes)} was given.",
