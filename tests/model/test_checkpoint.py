@@ -131,6 +131,25 @@ def test_extra_tensors_are_ignored(single: Path) -> None:
     assert "ids" not in resolve(config_of(), single)
 
 
+def test_layers_that_the_configuration_lacks_are_refused(saved: Path) -> None:
+    with pytest.raises(ModelError, match="it has 2 layers, expected 1"):
+        resolve(config_of(num_hidden_layers=1), saved)
+
+
+def test_a_layer_that_guesses_is_no_layer_of_the_model(single: Path) -> None:
+    """It has what other layers have, and more."""
+    path = single / "model.safetensors"
+    tensors = load_file(path)
+    of_layer = [name for name in tensors if ".layers.1." in name]
+    assert of_layer
+    tensors |= {name.replace(".1.", ".2."): tensors[name].clone() for name in of_layer}
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match="it has 3 layers, expected 2"):
+        resolve(config_of(), single)
+    save_file({**tensors, "model.layers.2.eh_proj.weight": torch.ones(2)}, path)
+    assert resolve(config_of(), single)
+
+
 def test_all_mismatches_come_together(single: Path) -> None:
     path = single / "model.safetensors"
     tensors = load_file(path)

@@ -6,6 +6,7 @@ Never reads a weight; knows no tensors in memory and no tiers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -28,6 +29,7 @@ __all__ = ["TensorSource", "dummy_dtype", "imagined_sources", "open_checkpoint",
 
 _FETCH_AGAIN: Final = "Fetch these files again from where the model was published."
 _MOST_LISTED: Final = 24
+_LAYER: Final = re.compile(r"(.*?)\.(\d+)\.(.+)")
 
 
 def open_checkpoint(model_dir: Path) -> dict[str, TensorSource]:
@@ -48,13 +50,14 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
     """Logical name -> source, for every tensor that ``config`` asks for, fused ones cut apart.
 
     Quantised ones are ``packed``: they must be converted before they can be used. Extra tensors are
-    ignored. Raises ModelError with every tensor that is absent, of another shape, or of a type that
-    is not supported.
+    ignored, unless they are layers like others. Raises ModelError with every tensor that is absent,
+    of another shape, or of a type that is not supported.
     """
     path = find_gguf(Path(model_dir))
     if path is None:
         found, tensors = open_checkpoint(model_dir), FAMILIES[config.family].tensors
         sources, problems = _match(config, found, tensors)
+        problems += _left_layers(config, found, tensors)
     else:
         file = read_gguf(path)
         sources, problems = _match(config, gguf_tensors(file), names_of(config, file))
@@ -92,6 +95,29 @@ def _match(
         elif source is not None:
             sources[name] = source.every_row(place.every, place.first_row, count)
     return sources, list(problems)
+
+
+def _left_layers(
+    config: ModelConfig, found: Mapping[str, TensorSource], tensors: Mapping[str, Place]
+) -> list[str]:
+    """Layers beyond the last one that ``config`` has, with the tensors of one before it: an answer
+    without them would be another model's. Those that guess several tokens have others besides."""
+    shapes = tensor_shapes(config)
+    last = f"layers.{config.num_layers - 1}."
+    named = {
+        locate(tensors, config, shapes, name).tensor for name in shapes if name.startswith(last)
+    }
+    spelt = [own for tensor in named for own in _spellings(tensor) if own in found]
+    stacks = {match[1] for own in spelt if (match := _LAYER.fullmatch(own))}
+    layers: dict[int, set[str]] = {}
+    for own in found:
+        if (match := _LAYER.fullmatch(own)) and match[1] in stacks:
+            layers.setdefault(int(match[2]), set()).add(match[3])
+    kinds = [layers[index] for index in layers if index < config.num_layers]
+    count = sum(layers[index] in kinds for index in layers if index >= config.num_layers)
+    if not count:
+        return []
+    return [f"it has {config.num_layers + count} layers, expected {config.num_layers}"]
 
 
 def _is_there(found: Mapping[str, TensorSource], tensor: str) -> bool:
