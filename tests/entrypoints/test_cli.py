@@ -501,15 +501,18 @@ def test_closed_standard_error(desk: Desk) -> None:
     assert len(desk.sink.read_text().splitlines()) == 3
 
 
-def test_a_reader_that_leaves(desk: Desk) -> None:
+@pytest.mark.parametrize(("keeps", "words"), [(False, b"not kept"), (True, b"done and kept")])
+def test_a_reader_that_leaves(desk: Desk, keeps: bool, words: bytes) -> None:
     desk.source.write_text('{"prompt": [1, 2, 3]}\n' * 100)
-    process = start(desk, "-o", "-")
+    own = ["--job-dir", str(desk.directory / "job")] if keeps else []
+    process = start(desk, "-o", "-", *own)
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline().startswith(b'{"id": 0')
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait(20) == 1
-    assert err == b""
+    assert err.startswith(b"freight: the output's reader has gone: stopped with ")
+    assert words in err and err.count(b"\n") == 1
     process.stderr.close()
 
 

@@ -85,6 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
         except (KeyboardInterrupt, _Terminated) as stop:
             progress.say(farewell(spec, progress))
             return 130 if isinstance(stop, KeyboardInterrupt) else 143
+        except BrokenPipeError:
+            progress.say(f"the output's reader has gone: {farewell(spec, progress)}")
+            raise
         for line in format_report(report):
             progress.say(line)
     return exit_status(report, fails_on_error=arguments.fail_on_error)
