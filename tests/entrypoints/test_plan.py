@@ -68,6 +68,16 @@ def test_the_demo_has_a_plan_as_it_has_a_run(capsys: pytest.CaptureFixture[str])
     assert "demo: 6 layers" in out and "\nmoved    nothing\n" in out
 
 
+def test_rows_of_which_nothing_is_said_fit_into_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """512:32, or what a smaller model takes."""
+    for model, work in (("demo", "480 prompt and 32 new"), ("opt-6.7b", "512 prompt and 32 new")):
+        assert main(["plan", "--model", model, "--machine", "t4", "--rows", "1"]) == 0
+        out = capsys.readouterr().out
+        assert f"work     1 row of {work} tokens\n" in out and "a block of 1 row takes" in out
+
+
 def test_a_program_reads_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--model", "opt-6.7b", "--machine", "t4", "--json") == 0
     record = json.loads(capsys.readouterr().out)
@@ -354,6 +364,13 @@ def test_every_bundled_model_can_be_planned_for() -> None:
         (["--model", "opt-6.7b", "--machine", "t4", "--trace", "/no/dir/x"], ["cannot be written"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--frontier", "/no/dir/x"], ["be written"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--trace", "/no/dir/x"], ["be written"]),
+        (
+            [*"-m opt-6.7b --compare t4 l4 --objective electricity --electricity 0".split()],
+            ["cost the same then"],
+        ),
+        # That there is no such machine is told before what its rows would be.
+        (["--model", "demo", "--machine", "", "--workload", "2000:9"], ["The machine ''"]),
+        (["--model", "demo", "--machine", "no.json"], ["cannot be read: No such file or direc"]),
     ],
 )
 def test_what_cannot_be_planned(

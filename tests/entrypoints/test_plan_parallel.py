@@ -111,6 +111,10 @@ def test_a_bound_on_latency_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["--model", "opt-6.7b", "--machine", "t4", "--host-chips", "2"], "for several chips"),
+        (
+            ["--model", "opt-6.7b", "--machine", "t4", "--chips", "2", "--host-chips", "3"],
+            "no more chips than there are",
+        ),
         (["--model", "opt-6.7b", "--machine", "t4", "--chip", "t4"], "for several chips"),
         (["--model", "opt-6.7b", "--machine", "t4", "--chips", "0"], "one at least"),
         ([*FOUR, "--explain"], "--explain was given with --chips"),

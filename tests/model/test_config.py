@@ -179,6 +179,16 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_what_is_not_computed_is_not_to_be_corrected() -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_config({**FALCON, "alibi": True})
+    assert "Choose another model" in caught.value.advice
+    with pytest.raises(ModelError) as caught:
+        parse_config({**FALCON, "alibi": True, "num_hidden_layers": "3"})
+    assert "alibi is True" in caught.value.limit and "'3'" in caught.value.limit
+    assert "Correct config.json" in caught.value.advice
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

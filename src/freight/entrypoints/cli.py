@@ -314,10 +314,10 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument(
         "--workload",
-        default="512:32",
         metavar="P:N",
-        help="prompt and new tokens (512:32), like 16-256:4-128 with lengths between two numbers "
-        "and answers that end early, or a JSONL file whose rows are counted",
+        help="prompt and new tokens (512:32, or what the model takes), like 16-256:4-128 with "
+        "lengths between two numbers and answers that end early, or a JSONL file whose rows are "
+        "counted",
     )
     parser.add_argument("--rows", type=int, metavar="N", help="rows of such lengths (1000)")
     parser.add_argument(

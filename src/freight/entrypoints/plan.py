@@ -66,6 +66,7 @@ _USABLE_SHARE: Final = 0.95
 def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
     config, stored = _find_model(arguments.model)
+    machines = [*_find_machines([*arguments.machine, *arguments.compare])]
     workload, wishes = read_workload(arguments, config), _read_wishes(arguments)
     workload = workload.as_shared() if wishes.shares_prefixes else workload.as_alone()
     check_groups(
@@ -99,9 +100,15 @@ def plan_policy(arguments: argparse.Namespace) -> int:
             compression=_read_compression(arguments, machine),
             stored=stored,
         )
-        for machine in _find_machines([*arguments.machine, *arguments.compare])
+        for machine in machines
     ]
     max_block_s = _read_latency(arguments.max_latency)
+    if arguments.objective == "electricity" and not arguments.electricity:
+        raise InputError(
+            "--objective electricity was given with --electricity 0.",
+            "All machines cost the same then, nothing.",
+            "Give dollars above 0 per kilowatt hour, or another objective.",
+        )
     if arguments.chips is not None:
         # What several chips need is imported where it is asked for, here and below: a plan is
         # wanted at once.

@@ -73,6 +73,12 @@ def parallel_for(
         return question.sources(config)
 
     host_chips = arguments.host_chips
+    if host_chips is not None and host_chips > arguments.chips > 0:
+        raise InputError(
+            f"--host-chips {host_chips} was given with --chips {arguments.chips}.",
+            "A host has no more chips than there are in all.",
+            "Lower it, or raise --chips.",
+        )
     return Parallel(
         config=question.config,
         workload=question.workload,
@@ -128,7 +134,8 @@ def _describe(
     hosts = -(-parallel.num_chips // parallel.host_chips)
     yield (f"model    {question.model}: {question.config.num_layers} layers, {question.size_text}")
     yield (
-        f"chips    {parallel.num_chips}, {parallel.host_chips} to each of {hosts} hosts like "
+        f"chips    {parallel.num_chips}, {parallel.host_chips} to each of {hosts} "
+        f"host{'' if hosts == 1 else 's'} like "
         f"{question.machine.name}: {question.machine.description}"
     )
     yield f"links    {parallel.chip.name}: {parallel.chip.description}"

@@ -130,7 +130,7 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     )
     yield (
         f"speed    {told.tokens_per_s:.3g} new token/s, {_all_tokens_per_s(question, choice):.3g} "
-        f"with prompts; a block of {_block_rows(question, choice)} rows takes "
+        f"with prompts; a block of {_rows_text(_block_rows(question, choice))} takes "
         f"{time_text(_latency_s(question, choice))}"
     )
     yield f"busy     {', '.join(_busy(choice))}"
@@ -214,12 +214,16 @@ def describe_work(work: Workload) -> str:
     """Rows and their lengths."""
     prompt = _length(work.max_prompt_tokens, _mean_prompt(work))
     new = _length(work.max_new_tokens, work.expected_new_tokens / work.num_rows)
-    told = f"{work.num_rows} rows of {prompt} prompt and {new} new tokens"
+    told = f"{_rows_text(work.num_rows)} of {prompt} prompt and {new} new tokens"
     if (own := work.beginnings) is not None:
         mean = round(work.mean_shared_tokens(1))
         told += f"; rows begin alike, with {_length(own.most_tokens, mean)} tokens"
         told += f" of {own.all.beginnings} beginnings" * (own.all.beginnings > 1)
     return told
+
+
+def _rows_text(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
 
 
 def _mean_prompt(work: Workload) -> float:

@@ -18,16 +18,19 @@ from freight.plan.workload import Workload
 __all__ = ["read_workload"]
 
 _NUM_ROWS = 1000
+_PROMPT_TOKENS, _NEW_TOKENS = 512, 32
 _MOST_SAMPLED = 10_000_000
 
 
 def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workload:
     """What ``--workload`` and the flags beside it say. InputError where rows are longer than the
     model takes."""
+    if arguments.workload is None:
+        return _of_lengths(_usual_shape(config), arguments)
     source = Path(arguments.workload)
     if source.is_file():
         return _of_dataset(source, arguments, config)
-    workload = _of_lengths(arguments)
+    workload = _of_lengths(arguments.workload, arguments)
     if workload.max_total_tokens > config.max_positions:
         raise InputError(
             f"--workload {arguments.workload} was given: rows of up to "
@@ -38,11 +41,17 @@ def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workloa
     return workload
 
 
-def _of_lengths(arguments: argparse.Namespace) -> Workload:
+def _usual_shape(config: ModelConfig) -> str:
+    """Of rows of which nothing is said."""
+    new = max(1, min(_NEW_TOKENS, config.max_positions // 2))
+    return f"{max(1, min(_PROMPT_TOKENS, config.max_positions - new))}:{new}"
+
+
+def _of_lengths(shape: str, arguments: argparse.Namespace) -> Workload:
     """Rows that are described, not there."""
     if arguments.max_tokens is not None:
         raise InputError(
-            f"--max-tokens {arguments.max_tokens} was given with --workload {arguments.workload}.",
+            f"--max-tokens {arguments.max_tokens} was given for a workload of {shape}.",
             "It is of a dataset's rows; that is no file, and a shape has its own lengths.",
             "Leave it out, or name a file with rows.",
         )
@@ -53,10 +62,10 @@ def _of_lengths(arguments: argparse.Namespace) -> Workload:
                 f"{flag} {count} was given.", "A plan is for one row at least.", "Give 1 or more."
             )
     try:
-        work = parse_shape(arguments.workload, num_rows)
+        work = parse_shape(shape, num_rows)
     except InputError as error:
         raise InputError(
-            f"--workload {arguments.workload} was given.",
+            f"--workload {shape} was given.",
             "It is neither prompt and new tokens, both at least 1, nor a file with rows.",
             "Write it like 512:32, or like 16-256:4-128 for lengths between two numbers.",
         ) from error

@@ -56,9 +56,10 @@ def read_machine(path: Path) -> Machine:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(
             f"The machine in {path} was asked for.",
-            f"The file cannot be read: {error}.",
+            f"The file cannot be read: {reason}.",
             "Name a preset, or a file that freight profile has written.",
         ) from error
     return _parse(text, str(path))

@@ -132,7 +132,8 @@ def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelCon
 
 def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> ModelConfig:
     keys, raw = family.keys, family.prepare(raw)
-    config = RawConfig(raw, _unsupported(raw, family))
+    asked, lacking = f"{place} was read as a model of the {name} family.", _lacking(raw, family)
+    config = RawConfig(raw, [*lacking])
     switches: dict[str, Any] = {
         **{field: config.count(keys[field]) for field in _COUNTS},
         **{field: config.flag(keys[field]) for field in _FLAGS},
@@ -158,8 +159,14 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     _derive_widths(switches, config.problems)
     switches["other_heads"] = _read_other_heads(config, keys, switches)
     ropes = read_ropes(config, keys, switches, num_layers)
-    if config.problems:
-        raise refusal(f"{place} was read as a model of the {name} family.", config.problems)
+    if config.problems != lacking:
+        raise refusal(asked, config.problems)
+    if lacking:
+        raise ModelError(
+            asked,
+            f"It asks for what Freight does not compute: {'; '.join(lacking)}.",
+            "Choose another model: without it the answers would be another's.",
+        )
     found = ModelConfig(
         family=name,
         ropes=ropes,
@@ -196,7 +203,7 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     )
 
 
-def _unsupported(raw: Mapping[str, Any], family: Family) -> list[str]:
+def _lacking(raw: Mapping[str, Any], family: Family) -> list[str]:
     return [
         f"{name} is {raw[name]!r}, only {value!r} is supported"
         for name, value in family.demands.items()
