@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import freight
 from freight import LLM, Completion, SamplingParams
+from freight.entrypoints.llm_settings import _SETTINGS
 from freight.errors import InputError, ModelError
 from freight.jobs.spool import derive_seed
 from freight.runtime.request import Request
@@ -129,6 +133,8 @@ def test_unusable_prompts_are_refused_before_anything_runs(llm: LLM, seen: list[
         ([[1, None, object()]], "Prompt 0 was given. It holds something"),
         (["the \ud83d"], "half a surrogate"),
         ([3.5], "A float was given as a prompt"),
+        (np.array(3), "An int was given as a prompt"),
+        (torch.tensor(3), "An int was given as a prompt"),
         ([{"prompt": "a", "prompt_token_ids": [1]}], "A dict was given as a prompt"),
         ([{"text": "a"}], "A dict was given as a prompt"),
     ]
@@ -142,14 +148,14 @@ def test_unusable_prompts_are_refused_before_anything_runs(llm: LLM, seen: list[
         llm.chat("hello")  # type: ignore[arg-type]
     for wrong in (None, 5):
         name = type(wrong).__name__
-        with pytest.raises(InputError, match=f"A {name} was given as a prompt. A prompt is text"):
+        with pytest.raises(InputError, match=f"An? {name} was given as a prompt. A prompt is text"):
             llm.generate(wrong)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=f"A {name} was given as a pair"):
+        with pytest.raises(InputError, match=f"An? {name} was given as a pair"):
             llm.loglikelihood(wrong)  # type: ignore[arg-type]
         with pytest.raises(InputError, match='Prompt 0: Its "messages" is '):
             llm.chat(wrong)  # type: ignore[arg-type]
     params: list[Any] = [5, "x", ["x"], {"max_token": 3}, [{"seed": 1}, {"max_token": 3}]]
-    reasons = ["A int was given among", "A str was", "A str was", "'max_token' was given among"]
+    reasons = ["An int was given among", "A str was", "A str was", "'max_token' was given among"]
     for own, reason in zip(params, [*reasons, reasons[-1]], strict=True):
         with pytest.raises(InputError, match=reason):
             llm.generate(["the", "cat"], own)
@@ -306,13 +312,49 @@ def test_wrong_settings_are_refused_when_the_model_is_named(model_dir: Path) -> 
         ({"group_dim": "output"}, r"It is of the matrices' groups.*Add --weight-bits 4"),
         ({"group_dim": "output", "kv_bits": 4}, "Add --weight-bits 4"),
         ({"group_dim": "output", "compute": "int8"}, "Add --weight-bits 4"),
+        ({"disk_dir": "/nowhere"}, "disk_dir='/nowhere' was given. There is no such directory"),
+        ({"disk_dir": __file__}, "It is a file"),
+        ({"disk_dir": 3}, "disk_dir=3 was given. It must be a directory"),
+        ({"cpu_memory": True}, "cpu_memory=True was given. It must be a text like"),
+        ({"cpu_memory": 1.5e9}, "cpu_memory=1500000000.0 was given"),
+        ({"share_prefixes": "no"}, "share_prefixes='no' was given. It must be True or False"),
+        ({"micro_batch_size": "4"}, "micro_batch_size='4' was given. It must be a whole number"),
+        ({"draft_tokens": 2.5}, "draft_tokens=2.5 was given"),
+        ({"draft_tokens": None}, "draft_tokens=None was given"),
+        ({"cpu_attention": "x"}, "cpu_attention='x' was given. It must be a number"),
+        ({"weights": 3}, "weights=3 was given. It must be percentages"),
+        ({"admission": None}, "admission=None was given. It must be a text"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=re.escape(message) if "=" in message else message):
             LLM(model_dir, **settings)  # type: ignore[arg-type]
+    for model in (None, 3, "", True):
+        with pytest.raises(InputError, match="It must be a directory, a GGUF file"):
+            LLM(model)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no such directory"):
         LLM("no-such-model")
     with pytest.raises(ModelError):
         LLM(Path(__file__).parent)
+
+
+def test_numbers_of_numpy_are_numbers(model_dir: Path, tmp_path: Path) -> None:
+    with LLM(
+        model_dir,
+        micro_batch_size=np.int64(3),  # type: ignore[arg-type]
+        cpu_attention=np.float32(50),  # type: ignore[arg-type]
+        weights=np.array([0, 30, 70]),  # type: ignore[arg-type]
+        disk_dir=tmp_path,
+    ) as own:
+        options = own._options
+    assert options.micro_batch_size == 3 and type(options.micro_batch_size) is int
+    assert (options.cpu_attention_percent, options.weights_percent) == (50.0, (0, 30, 70))
+
+
+def test_every_setting_is_read() -> None:
+    """Each keyword of LLM sets a field of its own."""
+    keywords = {*inspect.signature(LLM).parameters} - {"model"}
+    assert keywords == {*_SETTINGS}
+    fields = [field for field, _, _ in _SETTINGS.values()]
+    assert len({*fields}) == len(fields)
 
 
 def test_random_weights_need_a_configuration_alone(model_dir: Path, tmp_path: Path) -> None:

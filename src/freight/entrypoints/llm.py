@@ -42,17 +42,15 @@ from freight.entrypoints.llm_rows import (
     read_item,
     read_params,
 )
+from freight.entrypoints.llm_settings import read_model, read_settings
 from freight.entrypoints.model_source import find_model, open_tokenizer
 from freight.entrypoints.own_machine import nominal_s, own_machine
-from freight.entrypoints.shares import parse_shares
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
 from freight.jobs.spool import Spool
 from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
 from freight.model.number_format import GROUP_SIZE
-from freight.quantities import parse_bytes
-from freight.runtime.options import EngineOptions, Shares
 from freight.runtime.request import Completion
 from freight.runtime.tokenizer import Tokenizer
 
@@ -127,37 +125,38 @@ class LLM:
         dummy_weights: bool = False,
     ) -> None:
         wait_briefly()  # of effect where torch has not been loaded yet
-        self._options = EngineOptions(
-            device=device,
-            dtype=dtype,
-            cpu_memory_bytes=_read_size("cpu_memory", cpu_memory),
-            gpu_memory_bytes=_read_size("gpu_memory", gpu_memory),
-            disk_dir=None if disk_dir is None else Path(disk_dir),
-            weights_percent=_read_shares("weights", weights),
-            kv_percent=_read_shares("kv", kv),
-            activations_percent=_read_shares("activations", activations),
-            micro_batch_size=micro_batch_size,
-            num_micro_batches=num_micro_batches,
-            cpu_attention_percent=cpu_attention,
-            recompute_percent=recompute_kv,
-            admission=admission,
-            batch_tokens=batch_tokens,
-            draft_tokens=draft_tokens,
-            share_prefixes=share_prefixes,
-            roll_windows=roll_windows,
-            move_rows=move_rows,
-            lossless=lossless,
-            weight_bits=weight_bits,
-            kv_bits=kv_bits,
-            group_size=group_size,
-            group_dim=group_dim,
-            sparse_attention=sparse_attention,
-            compute=compute,
-            overlap=overlap,
-            sim_bytes_per_s=_read_size("sim_bandwidth", sim_bandwidth),
-            dummy_seed=0 if dummy_weights else None,
-        )
-        self._model_dir = find_model(os.fspath(model))
+        settings = {
+            "device": device,
+            "dtype": dtype,
+            "cpu_memory": cpu_memory,
+            "gpu_memory": gpu_memory,
+            "disk_dir": disk_dir,
+            "weights": weights,
+            "kv": kv,
+            "activations": activations,
+            "micro_batch_size": micro_batch_size,
+            "num_micro_batches": num_micro_batches,
+            "cpu_attention": cpu_attention,
+            "recompute_kv": recompute_kv,
+            "admission": admission,
+            "batch_tokens": batch_tokens,
+            "draft_tokens": draft_tokens,
+            "share_prefixes": share_prefixes,
+            "roll_windows": roll_windows,
+            "move_rows": move_rows,
+            "lossless": lossless,
+            "weight_bits": weight_bits,
+            "kv_bits": kv_bits,
+            "group_size": group_size,
+            "group_dim": group_dim,
+            "sparse_attention": sparse_attention,
+            "compute": compute,
+            "overlap": overlap,
+            "sim_bandwidth": sim_bandwidth,
+            "dummy_weights": dummy_weights,
+        }
+        self._options = read_settings(settings)
+        self._model_dir = find_model(read_model(model))
         self._config = config = read_config(self._model_dir)
         self._limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
         self._running: weakref.WeakSet[_Answers] = weakref.WeakSet()
@@ -379,16 +378,6 @@ def _close_all() -> None:
     for llm in list(_OPEN):
         with suppress(InputError):
             llm.close()
-
-
-def _read_size(name: str, value: str | int | None) -> int | None:
-    return parse_bytes(value, name=name) if isinstance(value, str) else value
-
-
-def _read_shares(name: str, value: str | Sequence[float] | None) -> Shares | None:
-    if value is None or isinstance(value, str):
-        return parse_shares(name, value)
-    return parse_shares(name, "/".join(map(str, value)))
 
 
 def _refuse_failed(spool: Spool) -> None:

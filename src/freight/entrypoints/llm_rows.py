@@ -41,16 +41,23 @@ Record = dict[str, Any]
 
 def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
     if not _are_many(prompts):
-        return [prompts]
+        return [_as_plain(prompts)]
     items = [_as_plain(prompt) for prompt in prompts]
     return [items] if items and all(isinstance(item, int) for item in items) else items
 
 
 def _are_many(given: Any) -> bool:
     """Whether it can be gone through, other than a text or a mapping, which are one."""
-    return not isinstance(given, str | Mapping) and (
+    is_number = getattr(given, "ndim", None) == 0  # an array's, or a tensor's
+    return not (isinstance(given, str | Mapping) or is_number) and (
         hasattr(given, "__iter__") or hasattr(given, "__getitem__")
     )
+
+
+def _a_kind(value: object) -> str:
+    """A float, an int."""
+    name = type(value).__name__
+    return f"A{'n' if name[0].lower() in 'aeiou' else ''} {name}"
 
 
 def as_items(given: Any) -> list[Any]:
@@ -102,7 +109,7 @@ def _as_params(value: Any) -> SamplingParams | None:
         return value
     if not isinstance(value, Mapping):
         raise InputError(
-            f"A {type(value).__name__} was given among the sampling parameters.",
+            f"{_a_kind(value)} was given among the sampling parameters.",
             "They are values of SamplingParams, or mappings of its names.",
             "Write them like SamplingParams(max_tokens=64).",
         )
@@ -126,7 +133,7 @@ def prompt_record(item: Any) -> Record:
         if (ids is None) != (text is None):
             return {"prompt": text if ids is None else ids}
     raise InputError(
-        f"A {type(item).__name__} was given as a prompt.",
+        f"{_a_kind(item)} was given as a prompt.",
         'A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.',
         "Give one of these.",
     )
@@ -137,7 +144,7 @@ def pair_record(item: Any) -> Record:
     pair = [_as_plain(part) for part in item] if isinstance(item, list | tuple) else []
     if len(pair) != 2 or not all(isinstance(part, str | list | tuple) for part in pair):
         raise InputError(
-            f"A {type(item).__name__} was given as a pair.",
+            f"{_a_kind(item)} was given as a pair.",
             "A pair is a context and a continuation, two texts or two lists of token ids.",
             'Write it like ("The sky is", " blue").',
         )

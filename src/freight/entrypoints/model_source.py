@@ -38,7 +38,7 @@ _DYNAMIC: Final = "UD-"
 def find_model(name: str | None) -> Path:
     """The directory of a model, downloaded from the Hub if ``name`` is an id there; for a GGUF file
     one that is made."""
-    if name is None:
+    if not name:
         raise InputError(
             "No model was given.",
             "Freight has no default model.",
