@@ -138,7 +138,9 @@ class Planner:
             return self._fill(best.policy, _FINE_STEPS)
         assert nearest is not None
         needs = {tier: self._need(nearest, tier) for tier in self._excess(nearest)}
-        raise refusal(nearest.geometry.usage, needs, self.room, self.taken)
+        usage, own = nearest.geometry.usage, self.wishes
+        kept = self.has_disk_dir
+        raise refusal(usage, needs, self.room, self.taken, own, has_disk_dir=kept)
 
     def _candidates(self) -> Iterator[Policy]:
         wishes = self.wishes
