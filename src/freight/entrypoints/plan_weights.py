@@ -7,6 +7,7 @@ Knows a model's configuration, or its tensors where they are at hand; no machine
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from freight.model.compression import (
 )
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
-from freight.model.number_format import Compression, ExactCompression
+from freight.model.number_format import Compression, EightFloats, ExactCompression
 from freight.model.sources import TensorSource
 
 __all__ = ["checkpoint_bytes", "copy_bytes", "planned_sources"]
@@ -30,6 +31,7 @@ _Sources = Mapping[str, TensorSource]
 _Compression = Compression | ExactCompression | None
 
 _COPY: Final = Path("compressed")
+_FLOATS: Final = EightFloats()
 
 
 def planned_sources(
@@ -46,7 +48,18 @@ def checkpoint_bytes(config: ModelConfig, dtype: str, stored: _Sources) -> int:
         return sum(path.stat().st_size for path in {own.path for own in stored.values()})
     if config.packing is None:
         return DTYPE_BYTES[dummy_dtype(config, dtype)] * count_parameters(config)
-    return _sum(_imagined(config, dtype, None).values())
+    blocks = config.packing.group_size if config.packing.scheme == _FLOATS.name else None
+    return _sum(_as_published(own, blocks) for own in _imagined(config, dtype, None).values())
+
+
+def _as_published(source: TensorSource, blocks: int | None) -> TensorSource:
+    """Floats of 8 bits have a scale for each block of rows and columns, of which each row has one
+    where they are kept."""
+    if blocks is None or source.dtype != _FLOATS.name:
+        return source
+    rows, columns = source.shape
+    scales = 4 * -(-rows // blocks) * -(-columns // blocks)
+    return replace(source, num_bytes=rows * columns + scales)
 
 
 def copy_bytes(config: ModelConfig, dtype: str, stored: _Sources, compression: _Compression) -> int:
