@@ -169,7 +169,8 @@ def _spellings(tensor: str) -> tuple[str, ...]:
     """What a tensor may be called: some checkpoints hold the model without the prefix of what it is
     part of, and those of models that also see hold it as one part of several."""
     _, _, inner = tensor.partition(".")
-    return tensor, inner, f"language_model.{tensor}", f"model.language_model.{inner}"
+    of_parts = f"language_model.{tensor}", f"model.language_model.{inner}"
+    return tensor, inner, *of_parts, f"model.text_model.{inner}", f"thinker.{tensor}"
 
 
 def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:

@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from freight.errors import ModelError
 from freight.model.contradictions import contradictions
-from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, Key
+from freight.model.families import (
+    ACTIVATIONS,
+    FAMILIES,
+    MOST_LAYERS,
+    PARTS,
+    Family,
+    Key,
+    reading_part,
+)
 from freight.model.heads import OtherHeads, Sharing
 from freight.model.layer_kinds import Experts, Latent, Recurrence
 from freight.model.packing import read_packing
@@ -122,6 +130,7 @@ def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelCon
 
     ``place`` names the file in messages.
     """
+    raw = reading_part(raw)
     name, family = _find_family(raw, place)
     try:
         return _parse(raw, place, name, family)
@@ -194,10 +203,14 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     own = (pair for pair in found.items() if kind in pair[1].model_types)
     for name, family in itertools.chain(own, found.items()):
         return name, family
-    known = ", ".join(sorted({item for f in FAMILIES.values() for item in f.architectures}))
-    stated = ", ".join(map(str, architectures)) or f"model_type {raw.get('model_type')!r}"
+    known = ", ".join(
+        sorted({item for f in FAMILIES.values() for item in f.architectures} | {*PARTS})
+    )
+    stated = f"architecture {', '.join(map(str, architectures))}"
+    if not architectures:
+        stated = f"no architecture and model_type {raw.get('model_type')!r}"
     raise ModelError(
-        f"{place} describes a model of architecture {stated}.",
+        f"{place} describes a model of {stated}.",
         f"Supported architectures are {known}.",
         "Choose a model of one of these.",
     )

@@ -25,8 +25,8 @@ from freight.model.families.gemma import GEMMA
 from freight.model.families.gemma2 import GEMMA2, VAULT_GEMMA
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.gemma4 import GEMMA4
-from freight.model.families.glm import GLM, GLM4
-from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
+from freight.model.families.glm import GLM, GLM4, GLM4V
+from freight.model.families.glm_moe import DOTS1, GLM4_MOE, GLM4V_MOE, SOLAR_OPEN
 from freight.model.families.gpt2 import GPT2, GPT_BIGCODE
 from freight.model.families.gpt_neo import GPT_NEO
 from freight.model.families.gpt_neox import GPT_NEOX
@@ -61,6 +61,7 @@ from freight.model.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
 from freight.model.families.olmo_hybrid import OLMO_HYBRID
 from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
+from freight.model.families.parts import PARTS, reading_part
 from freight.model.families.phi import PERSIMMON, PHI
 from freight.model.families.phi3 import PHI3
 from freight.model.families.phimoe import PHIMOE
@@ -86,6 +87,7 @@ __all__ = [
     "ACTIVATIONS",
     "FAMILIES",
     "MOST_LAYERS",
+    "PARTS",
     "Either",
     "Family",
     "Fused",
@@ -94,6 +96,7 @@ __all__ = [
     "OneOf",
     "Place",
     "Stacked",
+    "reading_part",
 ]
 
 FAMILIES: Final[dict[str, Family]] = {
@@ -127,7 +130,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "smollm3": SMOLLM3,
     "glm": GLM,
     "glm4": GLM4,
+    "glm4v_text": GLM4V,
     "glm4_moe": GLM4_MOE,
+    "glm4v_moe_text": GLM4V_MOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,

@@ -1,5 +1,5 @@
 """GLM-4: half of each head rotated, neighbours together. The first has norms before the parts of a
-layer, the second also of what they return."""
+layer, the second also of what they return, as has what reads in GLM-4.1V."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.phi3 import PHI3
 from freight.model.families.table import BASE_KEYS, Family, fixed, read
 
-__all__ = ["GLM", "GLM4"]
+__all__ = ["GLM", "GLM4", "GLM4V"]
 
 _KEYS: Final = {
     **BASE_KEYS,
@@ -43,4 +43,18 @@ GLM4: Final = Family(
         "layers.{i}.attention.post_norm": "model.layers.{i}.post_self_attn_layernorm.weight",
         "layers.{i}.mlp.post_norm": "model.layers.{i}.post_mlp_layernorm.weight",
     },
+)
+
+GLM4V: Final = Family(
+    architectures=(),
+    model_types=("glm4v_text",),
+    keys={
+        **GLM4.keys,
+        "max_positions": read("max_position_embeddings", 32_768),
+        "head_dim": fixed(None),
+        "norm_eps": read("rms_norm_eps", 1e-5),
+        "qkv_bias": fixed(True),
+        "rotary_share": read("partial_rotary_factor", 1.0),
+    },
+    tensors=GLM4.tensors,
 )

@@ -1,6 +1,6 @@
-"""GLM-4.5 and 4.6: half of each head rotated; behind the first layers experts that are chosen by
-sigmoids, with corrections, and one beside them for all. Solar Open and dots.llm1: all of it
-rotated, the second with norms of heads."""
+"""GLM-4.5 and 4.6, and what reads in those that see: half of each head rotated; behind the first
+layers experts that are chosen by sigmoids, with corrections, and one beside them for all. Solar
+Open and dots.llm1: all of it rotated, the second with norms of heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, Key, fixed, read
 
-__all__ = ["DOTS1", "GLM4_MOE", "SOLAR_OPEN", "name_experts"]
+__all__ = ["DOTS1", "GLM4V_MOE", "GLM4_MOE", "SOLAR_OPEN", "name_experts"]
 
 _EXPERT: Final = "model.layers.{i}.mlp.experts.{e}"
 _SHARED: Final = "model.layers.{i}.mlp.shared_experts"
@@ -70,6 +70,20 @@ GLM4_MOE: Final = Family(
         "layers.{i}.experts.{e}.up": f"{_EXPERT}.up_proj.weight",
         "layers.{i}.experts.{e}.down": f"{_EXPERT}.down_proj.weight",
     },
+    prepare=name_experts,
+)
+
+
+GLM4V_MOE: Final = Family(
+    architectures=(),
+    model_types=("glm4v_moe_text",),
+    keys={
+        **GLM4_MOE.keys,
+        "max_positions": read("max_position_embeddings", 65_536),
+        "num_kv_heads": read("num_key_value_heads", 8),
+        "qkv_bias": read("attention_bias", True),
+    },
+    tensors=GLM4_MOE.tensors,
     prepare=name_experts,
 )
 

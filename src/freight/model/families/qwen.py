@@ -80,7 +80,14 @@ QWEN2: Final = Family(
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
     ),
-    model_types=("qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"),
+    model_types=(
+        "qwen2",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen2_vl_text",
+        "qwen2_5_vl_text",
+        "qwen2_5_omni_text",
+    ),
     keys={**_KEYS, "qkv_bias": fixed(True)},
     tensors=LLAMA_TENSORS,
     prepare=text_part,
@@ -96,7 +103,7 @@ QWEN3: Final = Family(
 
 QWEN3_MOE: Final = Family(
     architectures=("Qwen3MoeForCausalLM",),
-    model_types=("qwen3_moe",),
+    model_types=("qwen3_moe", "qwen3_omni_moe_text"),
     keys={
         **_QWEN3_KEYS,
         **_EXPERT_KEYS,

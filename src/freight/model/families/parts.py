@@ -1,0 +1,64 @@
+"""Models that also see or hear whose decoder is a model of its own, with a configuration that says
+of which family: where it is in that of the whole. Rows are text here, of which no other part reads.
+
+Each has been held against the whole model: some of those that are not here read a prompt from both
+sides, or have layers that only pictures reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from freight.model.families.table import text_part
+
+__all__ = ["PARTS", "reading_part"]
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        (
+            "AyaVisionForConditionalGeneration",
+            "Cohere2VisionForConditionalGeneration",
+            "DeepseekVLForConditionalGeneration",
+            "Glm46VForConditionalGeneration",
+            "Glm4vForConditionalGeneration",
+            "Glm4vMoeForConditionalGeneration",
+            "Idefics2ForConditionalGeneration",
+            "Idefics3ForConditionalGeneration",
+            "InternVLForConditionalGeneration",
+            "Lfm2VlForConditionalGeneration",
+            "Lfm3VlForConditionalGeneration",
+            "LlavaForConditionalGeneration",
+            "LlavaNextForConditionalGeneration",
+            "LlavaOnevisionForConditionalGeneration",
+            "MiniCPMV4_6ForConditionalGeneration",
+            "MiniCPMV4_7ForConditionalGeneration",
+            "Ovis2ForConditionalGeneration",
+            "SmolVLMForConditionalGeneration",
+            "VideoLlama3ForConditionalGeneration",
+            "VipLlavaForConditionalGeneration",
+        ),
+        ("text_config",),
+    ),
+    "InternVLChatModel": ("llm_config",),
+    "Qwen2_5OmniForConditionalGeneration": ("thinker_config", "text_config"),
+    "Qwen2_5OmniModel": ("thinker_config", "text_config"),
+    "Qwen3OmniMoeForConditionalGeneration": ("thinker_config", "text_config"),
+}
+"""By architecture, the keys that lead to the decoder's configuration."""
+
+
+def reading_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the decoder, with what the whole says of all its parts; what is given
+    where it is none of these, or has no such part."""
+    names = raw.get("architectures")
+    own = names if isinstance(names, list) else []
+    path = next((PARTS[name] for name in own if isinstance(name, str) and name in PARTS), None)
+    whole = raw
+    for key in path or ():
+        part = whole.get(key)
+        if not isinstance(part, Mapping):
+            return raw
+        is_which = {name: part.get(name) for name in ("architectures", "model_type")}
+        whole = {**text_part({**whole, "text_config": part}), **is_which}
+    return whole
