@@ -192,7 +192,7 @@ def test_what_is_not_computed_is_not_to_be_corrected() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "Supported architectures are AfmoeForCausalLM, "),
+        ({"architectures": ["FooForCausalLM"]}, "Supported architectures are AXK1ForCausalLM, "),
         ({"architectures": 5}, "architecture 5"),
         ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
         ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),

@@ -39,6 +39,7 @@ def test_a_model_without_contradictions() -> None:
         ),
         ({"parallel": True, "residual_scale": 0.5}, "parts side by side"),
         ({"parallel": True, "norm_place": "both"}, "parts side by side"),
+        ({"norm_place": "experts"}, "norms are to be of what experts make"),
         ({"slope_span": 8.0, "qkv_blocks": 2}, "sink with the distance"),
         ({"slope_span": 8.0, "attention_gates": "queries"}, "sink with the distance"),
         ({"attention_gates": "both"}, "attention_gates is 'both', supported are none, queries"),

@@ -19,6 +19,7 @@ from transformers import (
     AfmoeConfig,
     AutoConfig,
     AutoModelForCausalLM,
+    AXK1Config,
     Cohere2Config,
     Cohere2MoeConfig,
     CohereConfig,
@@ -1512,6 +1513,27 @@ def test_of_kimi_k2_5_the_part_that_reads(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     prompts = tiny.prompts(4, 40)
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
+
+
+@pytest.mark.parametrize("where", [tiny.ON_CPU, tiny.ON_SIM], ids=["cpu", "sim"])
+def test_a_x_k1_corrects_no_routes(where: dict[str, Any], tmp_path: Path) -> None:
+    """As it is published; what its experts make has a norm, which a plain layer has for nothing."""
+    model = tiny.make_model(tmp_path, config=deepseek(AXK1Config, n_group=3, topk_group=2))
+    for name, buffer in model.named_buffers():
+        if "correction" in name:
+            buffer.zero_()
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name: own for name, own in tensors.items() if "correction" not in name}
+    norm = "model.layers.{}.post_mlp_layernorm.weight"
+    assert norm.format(1) in tensors and norm.format(0) not in tensors
+    tensors[norm.format(0)] = torch.full((64,), 7.0)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert read_config(tmp_path).family == "axk1"
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **where)
+    tensors = {name.replace(".post_mlp", ".mlp.post_mlp"): own for name, own in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **where)
 
 
 def test_of_gpt_2_the_names_that_it_was_published_with(tmp_path: Path) -> None:

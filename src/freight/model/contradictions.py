@@ -38,7 +38,7 @@ _CHOICES: Final = {
     "activation": (*sorted(set(ACTIVATIONS.values())), "xielu"),
     "dtype": tuple(sorted(DTYPE_BYTES)),
     "norm": ("rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"),
-    "norm_place": ("before", "after", "both", "update", "by_kind"),
+    "norm_place": ("before", "after", "both", "update", "experts", "by_kind"),
     "attention_gates": ("none", "queries", "apart", "heads"),
     "gate_function": ("sigmoid", "softplus"),
     "qk_norm": ("none", "per_head", "each_head", "whole", "rotated", "per_rotated_head"),
@@ -108,6 +108,8 @@ def contradictions(config: ModelConfig) -> list[str]:
         problems.append(
             "norms are placed by kind in plain layers alone, of which some keep a state"
         )
+    if config.norm_place == "experts" and config.experts is None:
+        problems.append("norms are to be of what experts make, and there are none")
     problems += _part_problems(config)
     problems += _head_problems(config)
     problems += _value_problems(config)

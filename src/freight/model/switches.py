@@ -30,11 +30,12 @@ class ModelConfig:
     instead, by slopes down to 2^-``slope_span``, and heads have columns more than what projects
     them (``slope_steps``). ``embedding_norm``: embeddings are normalised. ``norm_place``: "before"
     what a block works on, "after" the stream that it has been added to, on its "update" alone,
-    "both" before and on the update, or "by_kind": before in layers that keep a state, on the update
-    in others. ``qk_norm``: queries and keys normalised "per_head" with one gain (and with
-    ``qk_norm_bias`` one bias), "each_head" with its own, as a "whole", or where they are rotated,
-    afterwards: "rotated" without a gain, "per_rotated_head" with one for all. ``parallel``:
-    attention and MLP of a layer see the same input. ``fused_qkv``: query, key and value are one
+    "both" before and on the update, "experts" before and on the update of experts alone, or
+    "by_kind": before in layers that keep a state, on the update in others. ``qk_norm``: queries and
+    keys normalised "per_head" with one gain (and with ``qk_norm_bias`` one bias), "each_head" with
+    its own, as a "whole", or where they are rotated, afterwards: "rotated" without a gain,
+    "per_rotated_head" with one for all. ``parallel``: attention and MLP of a layer see the same
+    input. ``fused_qkv``: query, key and value are one
     matrix, stacked by key/value head, or with ``qkv_blocks`` as queries, values and keys of each
     block of heads; they are kept between -``qkv_limit`` and that, where there is one. Scores are
     divided by the root of ``attention_scalar`` (None: of the head's width); with
@@ -170,7 +171,7 @@ class ModelConfig:
     def norms_sum(self) -> bool:
         """Whether what the experts of a layer make is normalised together, with what the MLP beside
         them makes, before it goes into the stream."""
-        experts, is_behind = self.experts, self.norm_place in ("both", "update")
+        experts, is_behind = self.experts, self.norm_place in ("both", "update", "experts")
         return experts is not None and is_behind and not experts.beside_mlp
 
     @property

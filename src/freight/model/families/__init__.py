@@ -14,7 +14,7 @@ from freight.model.families.apertus import APERTUS
 from freight.model.families.bamba import BAMBA
 from freight.model.families.bloom import BLOOM, MPT
 from freight.model.families.cohere import COHERE, COHERE2, COHERE2_MOE
-from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
+from freight.model.families.deepseek import AXK1, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
@@ -136,6 +136,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
+    "axk1": AXK1,
     "deepseek_v32": DEEPSEEK_V32,
     "glm_moe_dsa": GLM_MOE_DSA,
     "youtu": YOUTU,

@@ -1,6 +1,6 @@
 """DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7 Flash: keys and values as latents, experts by groups,
-and one beside them for all. V2 scores by softmax, the others by sigmoids with corrections. Youtu:
-latents without experts."""
+and one beside them for all. V2 scores by softmax, the others by sigmoids with corrections. A.X K1:
+what these make has a norm, and nothing is corrected. Youtu: latents without experts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.glm_moe import GLM4_MOE, name_experts
-from freight.model.families.table import Either, Family, fixed, is_number, read, text_part
+from freight.model.families.table import Either, Family, OneOf, fixed, is_number, read, text_part
 
-__all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE", "YOUTU", "spell_out_latents"]
+__all__ = ["AXK1", "DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE", "YOUTU", "spell_out_latents"]
 
 
 def _scalar(raw: Mapping[str, Any], width: int) -> float:
@@ -82,6 +82,10 @@ _TENSORS: Final = {
 }
 
 
+def _spell_out_plain(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return spell_out_latents({"q_lora_rank": 1536, **raw})
+
+
 def _spell_out_newer(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Three layers have none. Of Kimi K2.5, which also sees, the part that reads."""
     return spell_out_latents({"first_k_dense_replace": 3, **text_part(raw)})
@@ -100,6 +104,26 @@ DEEPSEEK_V3: Final = Family(
     },
     tensors=_TENSORS,
     prepare=_spell_out_newer,
+)
+
+AXK1: Final = Family(
+    architectures=("AXK1ForCausalLM",),
+    model_types=("axk1", "AXK1"),
+    keys={
+        **DEEPSEEK_V3.keys,
+        "max_positions": read("max_position_embeddings", 32_768),
+        "norm_place": fixed("experts"),
+        "num_experts": read("n_routed_experts", 192),
+        "route_corrections": fixed(False),
+    },
+    tensors={
+        **_TENSORS,
+        "layers.{i}.mlp.post_norm": OneOf(
+            first="model.layers.{i}.post_mlp_layernorm.weight",
+            otherwise="model.layers.{i}.mlp.post_mlp_layernorm.weight",
+        ),
+    },
+    prepare=_spell_out_plain,
 )
 
 GLM4_MOE_LITE: Final = Family(
@@ -129,10 +153,6 @@ DEEPSEEK_V2: Final = Family(
     tensors=_TENSORS,
     prepare=_spell_out_older,
 )
-
-
-def _spell_out_plain(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return spell_out_latents({"q_lora_rank": 1536, **raw})
 
 
 YOUTU: Final = Family(
