@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freight.kernels.codebooks import read_codebook
 from freight.kernels.grouped import CompressedRows, dequantise, dequantise_reference
 from freight.kernels.micro import join_micro_blocks, make_micro_plain_reference
 from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
@@ -101,7 +102,11 @@ def random_blocks(kind: str, rows: int, blocks: int, seed: int) -> Array:
     scales = dice.normal(0, 0.01, (rows, blocks, 2)).astype(np.float16)
     scales = scales.view(np.uint8).reshape(rows, blocks, 4)
     width = 4 if kind in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K") else 2
-    if kind in ("Q2_K", "Q3_K", "Q6_K"):
+    if kind == "IQ1_M":  # the upper halves of four bytes have the scale
+        bits = scales[..., :2].copy().view(np.uint16)
+        parts = (bits >> np.array([0, 4, 8, 12], dtype=np.uint16)) & 15
+        raw[..., 49::2] = (raw[..., 49::2] & 15) | (parts << 4).astype(np.uint8)
+    elif kind in ("Q2_K", "Q3_K", "Q6_K"):
         raw[..., -width:] = scales[..., :width]
     else:
         raw[..., :width] = scales[..., :width]
@@ -194,3 +199,11 @@ def test_what_would_be_rounded_is_not_made(scale: float, lowest: float, wide: bo
         most_code=15,
     )
     assert exact_rows(own, Grouped(bits=4, group_size=32, wide=wide)) is None
+
+
+def test_codebooks_are_those_of_the_gguf_package() -> None:
+    for kind in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"):
+        theirs = getattr(quants, kind)
+        theirs.init_grid()
+        wanted = torch.from_numpy(theirs.grid.reshape(theirs.grid_shape).astype(np.int32))
+        assert torch.equal(read_codebook(kind), wanted)

@@ -77,7 +77,10 @@ def random_blocks(kind: Kind, shape: tuple[int, ...], dice: np.random.Generator)
         raw[:, 80:] = scales.view(np.uint8)
     elif kind == Kind.Q3_K:
         raw[:, 108:] = scales[:, :1].view(np.uint8)
-    elif kind in (Kind.IQ4_NL, Kind.IQ4_XS):
+    elif kind == Kind.IQ1_M:
+        parts = (scales[:, :1].view(np.uint16) >> np.array([0, 4, 8, 12], dtype=np.uint16)) & 15
+        raw[:, 49::2] = (raw[:, 49::2] & 15) | (parts << 4).astype(np.uint8)
+    elif kind.name.startswith("IQ"):
         raw[:, :2] = scales[:, :1].view(np.uint8)
     else:
         raw[:, :4] = scales.view(np.uint8)

@@ -403,7 +403,8 @@ def test_architectures(name: str, tmp_path: Path) -> None:
     "kind",
     [
         *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K"),
-        *("Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+        *("Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"),
+        *("IQ3_XXS", "IQ3_S"),
     ],
 )
 def test_types(kind: str, tmp_path: Path) -> None:
@@ -635,10 +636,8 @@ def test_damaged_files_are_refused(
 
 
 def test_other_types_and_models_are_named(tmp_path: Path) -> None:
-    prepare(tmp_path, "qwen2", lambda name: Kind.IQ2_XXS if "ffn_up" in name else Kind.Q8_0)
-    with pytest.raises(
-        ModelError, match=r"blk\.0\.ffn_up\.weight is of type IQ2_XXS, which is not"
-    ):
+    prepare(tmp_path, "qwen2", lambda name: Kind.TQ2_0 if "ffn_up" in name else Kind.Q8_0)
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight is of type TQ2_0, which is not"):
         resolve(read_config(tmp_path), tmp_path)
     CONFIGS["llama"][1].save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="It holds a model of architecture qwen2"):

@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from freight.kernels.codebooks import POINTS, read_points
 from freight.kernels.grouped import join_rows
 from freight.model.number_format import Grouped
 from freight.model.sources import Packed
@@ -152,7 +153,20 @@ def _cut(x: torch.Tensor, size: int) -> torch.Tensor:
 
 def unpack_blocks(kind: str, raw: torch.Tensor, num_bytes: int) -> Unpacked:
     """raw uint8 [rows, bytes] of blocks of so many bytes."""
-    return _BLOCKS[kind](raw.view(raw.shape[0], -1, num_bytes))
+    blocks = raw.view(raw.shape[0], -1, num_bytes)
+    return _points(kind, blocks) if kind in POINTS else _BLOCKS[kind](blocks)
+
+
+def _points(kind: str, blocks: torch.Tensor) -> Unpacked:
+    """Points of a codebook as codes: how many steps they are above the least."""
+    most, step = POINTS[kind]
+    points, scale = read_points(kind, blocks)
+    return Unpacked(
+        codes=((points + most) // step).to(torch.uint8),
+        scale=scale * step,
+        lowest=scale * -most,
+        most_code=2 * most // step,
+    )
 
 
 def _halves(raw: torch.Tensor) -> torch.Tensor:

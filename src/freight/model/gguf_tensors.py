@@ -58,6 +58,14 @@ BLOCKS: Final[Mapping[str, Block]] = {
     "Q6_K": Block(values=256, num_bytes=210, becomes=_wide(8, 16)),
     "IQ4_NL": Block(values=32, num_bytes=18, becomes=_narrow(8)),
     "IQ4_XS": Block(values=256, num_bytes=136, becomes=_wide(8, 32)),
+    # Points of codebooks: of two bits they are no whole steps apart that four bits could count.
+    "IQ1_S": Block(values=256, num_bytes=50, becomes=_wide(4, 32)),
+    "IQ1_M": Block(values=256, num_bytes=56, becomes=_wide(4, 16)),
+    "IQ2_XXS": Block(values=256, num_bytes=66, becomes=_wide(8, 32)),
+    "IQ2_XS": Block(values=256, num_bytes=74, becomes=_wide(8, 16)),
+    "IQ2_S": Block(values=256, num_bytes=82, becomes=_wide(8, 16)),
+    "IQ3_XXS": Block(values=256, num_bytes=98, becomes=_wide(8, 32)),
+    "IQ3_S": Block(values=256, num_bytes=110, becomes=_wide(4, 32)),
     "MXFP4": Block(values=MICRO_COLUMNS, num_bytes=17, becomes=MicroFloats()),
 }
 
