@@ -217,15 +217,24 @@ def test_pieces_are_joined_by_their_scores(tmp_path: Path) -> None:
         st.one_of(
             st.lists(st.sampled_from(["the", "cat", "sat", "on", "mat", "", "é日"])).map(" ".join),
             st.text(st.sampled_from("thecatson xyz.é"), max_size=30),
-        ).filter(lambda text: text and not text.startswith(" "))
+        ).filter(lambda text: text)
     )
     def agree(text: str) -> None:
         ids = own.encode(text)
         assert ids == [1, *join_pieces(text)]
         assert own.decode(ids) == text
+        # As the answer to another prompt it begins with the space of its first piece.
+        assert own.decode_answer(ids[1:]) == f" {text}"
 
     agree()
     assert own.eos_token_ids == {2}
+
+
+def test_a_text_behind_a_special_token_begins_with_a_space(tmp_path: Path) -> None:
+    """As in llama.cpp, and by the files that Llama 2 and Mistral were published with."""
+    own = Tokenizer(find_model(str(write_pieces(tmp_path))))
+    ids = own.encode("the cat</s> on<s>the")
+    assert ids == [1, *join_pieces("the cat"), 2, *join_pieces(" on"), 1, *join_pieces("the")]
 
 
 @pytest.mark.parametrize("prefixed", [True, False])

@@ -232,10 +232,10 @@ def test_detokenizer_work_per_token_is_bounded(tokenizer: Tokenizer) -> None:
     longest = 0
 
     class Watched:
-        def decode(self, ids: list[int]) -> str:
+        def decode_answer(self, ids: list[int]) -> str:
             nonlocal longest
             longest = max(longest, len(ids))
-            return tokenizer.decode(ids)
+            return tokenizer.decode_answer(ids)
 
     for ids in (tokenizer.encode("freight 😀" * 500), [tokenizer.encode("😀")[1]] * 2000):
         detokenizer = Detokenizer(Watched(), ("never",))  # type: ignore[arg-type]
@@ -247,3 +247,56 @@ def test_detokenizer_work_per_token_is_bounded(tokenizer: Tokenizer) -> None:
 def _edit(path: Path, **changes: object) -> None:
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+@pytest.fixture(scope="module")
+def of_pieces(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """With the layout of Llama 2's: a space before a text, which is taken off again."""
+    directory = tmp_path_factory.mktemp("pieces")
+    letters = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces = [*letters, *"\u2581helowrd", "he", "ll", "\u2581he", "\u2581hell", "\u2581hello"]
+    merges = [("h", "e"), ("l", "l"), ("\u2581", "he"), ("\u2581he", "ll"), ("\u2581hell", "o")]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {piece: number for number, piece in enumerate(pieces)},
+            merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")]
+    )
+    backend.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("\u2581", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.save(str(directory / "tokenizer.json"))
+    return Tokenizer(directory)
+
+
+@given(st.text(st.sampled_from("hello wrd\u00e9"), min_size=1, max_size=12))
+def test_the_space_that_an_answer_begins_with_is_its_own(of_pieces: Tokenizer, text: str) -> None:
+    ids = of_pieces.encode(text)
+    assert of_pieces.decode(ids) == text
+    assert of_pieces.decode_answer(ids) == f" {text}"
+    pieces = b"".join(of_pieces.token_bytes(number) for number in ids)
+    assert pieces.decode() == f" {text}"
+    watcher = Detokenizer(of_pieces, ("none of it",))
+    for number in ids:
+        watcher.append(number)
+    assert watcher.text == f" {text}"
+
+
+def test_a_stop_string_may_begin_with_a_space(of_pieces: Tokenizer) -> None:
+    (hello,) = of_pieces.encode("hello")
+    watcher = Detokenizer(of_pieces, (" hello",))
+    assert watcher.append(hello) and watcher.text == ""
+    assert of_pieces.token_text(hello) == " hello"
+    assert of_pieces.token_text(2) == "</s>"

@@ -24,7 +24,7 @@ from freight.runtime.tokenizer import has_tokenizer
 
 __all__ = ["describes_itself", "directory_of_gguf", "has_config"]
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _BESIDE: Final = (
     "config.json",
     "generation_config.json",

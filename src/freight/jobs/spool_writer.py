@@ -195,8 +195,8 @@ class SpoolWriter:
             if self._tokenizer is None:
                 raise InputError(
                     "The row is text.",
-                    "The model's directory has no tokenizer.",
-                    'Give token ids, like {"prompt": [1, 2, 3]}, or add the tokenizer\'s files.',
+                    "The model has no tokenizer, or its GGUF file one of a kind that is not read.",
+                    'Give token ids, like {"prompt": [1, 2, 3]}, or put tokenizer.json beside it.',
                 )
             if row.messages is not None:
                 text = self._tokenizer.render_chat(row.messages, row.template_values)

@@ -19,8 +19,10 @@ __all__ = ["tokenizer_config_of_gguf", "tokenizer_of_gguf"]
 
 _OF_BYTES: Final = "gpt2"
 """What llama.cpp calls a tokenizer that joins pairs of bytes."""
-_OF_PIECES: Final = ("llama", "gemma4")
+_LLAMA: Final = "llama"
+_OF_PIECES: Final = (_LLAMA, "gemma4")
 """Those whose pieces are text, with a mark for the space before a word."""
+_SPACE: Final = "\u2581"
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
@@ -51,14 +53,20 @@ _TEKKEN: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_DEEPSEEK_3: Final = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_3_FIRST: Final = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Splitting:
-    """``pattern`` None: GPT-2's. ``whole_words``: one that is a token is not merged. ``adds_start``
-    where the file does not say so itself."""
+    """``pattern`` None: GPT-2's; those of ``before`` have cut a text first. ``whole_words``: one
+    that is a token is not merged. ``adds_start`` where the file does not say so itself."""
 
     pattern: str | None = None
+    before: tuple[str, ...] = ()
     digits: bool = False
     composed: bool = False
     whole_words: bool = False
@@ -71,14 +79,19 @@ _OF_LLAMA3: Final = _Splitting(pattern=_LLAMA3, whole_words=True, adds_start=Tru
 _OF_CL100K: Final = _Splitting(pattern=_LLAMA3)
 _OF_QWEN2: Final = _Splitting(pattern=_QWEN2, composed=True)
 _OF_O200K: Final = _Splitting(pattern=_O200K)
+_OF_DEEPSEEK_3: Final = _Splitting(pattern=_DEEPSEEK_3, before=_DEEPSEEK_3_FIRST)
 _SPLITTINGS: Final[Mapping[str, _Splitting]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "exaone4", "a.x-4.0", "granite-docling"), _OF_GPT2),
+    **dict.fromkeys(("olmo", "mpt", "jais", "trillion"), _OF_GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "mellum2"), _OF_DIGITS),
     "command-r": _Splitting(digits=True, composed=True),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _OF_LLAMA3),
+    **dict.fromkeys(("lfm2", "falcon-h1", "midm-2.0"), _OF_LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _OF_CL100K),
     **dict.fromkeys(("glm4", "glm5"), _Splitting(pattern=_LLAMA3, whole_words=True)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _OF_QWEN2),
+    **dict.fromkeys(("hunyuan", "solar-open", "stablelm2"), _Splitting(pattern=_QWEN2)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _OF_DEEPSEEK_3),
     "qwen35": _Splitting(pattern=_QWEN35, composed=True),
     "seed-coder": _Splitting(pattern=_SEED),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _OF_O200K),
@@ -130,13 +143,27 @@ def _of_pieces(file: GgufFile, said: Mapping[str, Any]) -> dict[str, Any] | None
             name_or_path=str(file.path.parent), gguf_file=file.path.name, local_files_only=True
         )
         content: dict[str, Any] = json.loads(made.backend_tokenizer.to_str())
-        return content if said.get("add_space_prefix", True) else _without_prefix(content)
+        if not said.get("add_space_prefix", True):
+            return _without_prefix(content)
+        return _with_prefix(content) if said.get("model") == _LLAMA else content
     except Exception as error:  # whatever the conversion stumbles over
         raise ModelError(
             f"The tokenizer of {file.path} was asked for.",
             f"transformers cannot make it of what the file says ({error}).",
             "Put the model's tokenizer.json beside the file.",
         ) from error
+
+
+def _with_prefix(content: dict[str, Any]) -> dict[str, Any]:
+    """The same with a space before each stretch of text, also one that begins with a space or comes
+    behind a special token, as llama.cpp and the models' own files have it. transformers puts none
+    there."""
+    normalizers = [
+        {"type": "Prepend", "prepend": _SPACE},
+        {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+    ]
+    normalizer = {"type": "Sequence", "normalizers": normalizers}
+    return {**content, "normalizer": normalizer, "pre_tokenizer": None}
 
 
 def _without_prefix(content: dict[str, Any]) -> dict[str, Any]:
@@ -217,9 +244,11 @@ def _splitters(splitting: _Splitting) -> list[dict[str, Any]]:
     if splitting.pattern is None:
         digits = [{"type": "Digits", "individual_digits": True}] if splitting.digits else []
         return [*digits, _byte_level(use_regex=True)]
-    pattern = {"Regex": splitting.pattern}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    return [split, _byte_level(use_regex=False)]
+    splits = [
+        {"type": "Split", "pattern": {"Regex": own}, "behavior": "Isolated", "invert": False}
+        for own in (*splitting.before, splitting.pattern)
+    ]
+    return [*splits, _byte_level(use_regex=False)]
 
 
 def _ends(said: Mapping[str, Any], tokens: list[str], splitting: _Splitting) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def check_tokenizer(params: SamplingParams, tokenizer: object | None) -> None:
     if tokenizer is None and params.structured_outputs is not None:
         raise InputError(
             "structured_outputs was given.",
-            "The model's directory has no tokenizer, and what is allowed is a matter of text.",
+            "The model has no tokenizer that is read, and what is allowed is a matter of text.",
             "Put the tokenizer's files beside the model, or leave it out.",
         )
 

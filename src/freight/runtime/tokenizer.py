@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,14 @@ _OLDER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json", 
 _MOST_HELD_TOKENS = 64
 _BROKEN = "\ufffd"
 _KEPT_TEXTS: Final = 1 << 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Before:
+    """Tokens that others stand behind, and their text."""
+
+    ids: tuple[int, ...]
+    text: str
 
 
 class Tokenizer:
@@ -88,9 +97,34 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=True)
         return text
 
+    def decode_answer(self, ids: Sequence[int]) -> str:
+        """``decode`` of what comes behind a prompt: some decoders take the first space off a text,
+        and here it is none of the text's beginning."""
+        return self._decode_behind(ids, skips_special=True)
+
+    def _decode_behind(self, ids: Sequence[int], *, skips_special: bool) -> str:
+        before = self._letter
+        own = [*before.ids, *ids]
+        text: str = self._backend.decode(own, skip_special_tokens=skips_special)
+        return text[len(before.text) :]
+
+    @cached_property
+    def _letter(self) -> _Before:
+        """A token to decode others behind, where that is another text."""
+        decoder = self._backend.decoder
+        kind = "" if decoder is None else decoder.__getstate__().decode()
+        if '"Strip"' not in kind and '"Metaspace"' not in kind:
+            return _Before(ids=(), text="")
+        added = self._backend.get_added_tokens_decoder()
+        pieces = sorted(self._backend.get_vocab(with_added_tokens=False).items())
+        for piece, number in pieces:
+            if piece.isascii() and piece.isalpha() and number not in added:
+                text: str = self._backend.decode([number], skip_special_tokens=True)
+                return _Before(ids=(number,), text=text)
+        return _Before(ids=(), text="")
+
     def _token_text(self, token_id: int) -> str:
-        text: str = self._backend.decode([token_id], skip_special_tokens=False)
-        return text
+        return self._decode_behind([token_id], skips_special=False)
 
     def _token_bytes(self, token_id: int) -> bytes:
         return self._bytes_of(token_id)
@@ -106,7 +140,7 @@ class Tokenizer:
         it reads by name, ready for the answer."""
         if self._chat is None:
             raise ModelError(
-                f"A chat was given to the model in {self._model_dir}.",
+                "A chat was given.",
                 "The model has no chat template.",
                 'Give the rows as {"prompt": "..."}, or use an instruction-tuned model.',
             )
@@ -173,7 +207,7 @@ class Detokenizer:
     @property
     def text(self) -> str:
         """The text so far, cut before the stop string if there was one."""
-        return self._tokenizer.decode(self._ids) if self._final is None else self._final
+        return self._tokenizer.decode_answer(self._ids) if self._final is None else self._final
 
     def append(self, token_id: int) -> bool:
         """Take one more token; True when a stop string has just been completed."""
@@ -182,7 +216,7 @@ class Detokenizer:
         self._ids.append(token_id)
         if not self._stop:
             return False
-        decoded = self._tokenizer.decode(self._ids[self._start :])
+        decoded = self._tokenizer.decode_answer(self._ids[self._start :])
         new = decoded[len(self._start_text) :]
         found = self._find_stop(new)
         if found is not None:
@@ -216,7 +250,7 @@ class Detokenizer:
         if self._overlap:
             self._tail = (self._tail + new)[-self._overlap :]
         self._start, self._settled = self._settled, len(self._ids)
-        self._start_text = self._tokenizer.decode(self._ids[self._start :])
+        self._start_text = self._tokenizer.decode_answer(self._ids[self._start :])
 
 
 def has_tokenizer(model_dir: Path) -> bool:
