@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -284,6 +285,47 @@ def test_an_iterator_that_is_left_open_says_nothing_at_the_end(model_dir: Path) 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_ends_that_the_model_cannot_make_count_for_nothing(model_dir: Path, tmp_path: Path) -> None:
+    """Configurations name tokens that were added for other parts."""
+    for path in model_dir.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 4000]}))
+    params = SamplingParams(max_tokens=8, min_tokens=4)
+    forms = SamplingParams(max_tokens=8, structured_outputs={"regex": "[a-c]{2}"})
+    with LLM(tmp_path, device="cpu", dtype="float32") as own:
+        (answer,) = own.generate(["the cat"], params)
+        assert len(answer.token_ids) >= 4
+        (answer,) = own.generate(["the cat"], forms)
+        assert re.fullmatch("[a-c]{2}", answer.text)
+
+
+def test_a_copy_of_a_process_that_has_computed_is_refused(model_dir: Path) -> None:
+    """It would wait for threads that it does not have."""
+    program = f"""
+import os
+from freight import LLM
+from freight.errors import InputError
+llm = LLM({str(model_dir)!r}, device="cpu", dtype="float32")
+if not (child := os.fork()):
+    print(len(list(llm.generate(["the cat"]))), flush=True)  # nothing had computed yet
+    os._exit(0)
+os.waitpid(child, 0)
+print(len(list(llm.generate(["the cat"]))), flush=True)
+if not (child := os.fork()):
+    try:
+        list(llm.generate(["the cat"]))
+    except InputError as error:
+        print("spawn" in error.advice, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["1", "1", "True"], done.stderr
 
 
 def test_nothing_is_left_behind(llm: LLM, seen: list[Any], tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def parse(record: dict[str, Any]) -> Row:
     return parse_row(json.dumps(record).encode(), where="Line 1", defaults=SamplingParams())
 
 
-def run(directory: Path, rows: list[dict[str, Any]], tokenizer: Tokenizer) -> JobReport:
+def run(directory: Path, rows: list[dict[str, Any]], tokenizer: Tokenizer | None) -> JobReport:
     (directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run_file(directory, tokenizer)
 
@@ -123,12 +123,62 @@ def test_log_probabilities_have_the_shape_of_their_endpoint() -> None:
     assert choice("text") == {
         "tokens": ["a"],
         "token_logprobs": [-0.5],
-        "top_logprobs": [{"b": -2.0}],
+        "top_logprobs": [{"b": -2.0, "a": -0.5}],
+        "text_offset": [0],
     }
     (content,) = choice("chat")["content"]
     assert (content["token"], content["bytes"], content["logprob"]) == ("a", [97], -0.5)
     best = {"token": "b", "token_id": 4, "logprob": -2.0, "bytes": [98]}
     assert content["top_logprobs"] == [best]
+
+
+def test_completions_say_where_a_token_begins_and_always_how_likely_it_is() -> None:
+    half = Logprob(token_id=7, text="\ufffd", raw=b"\xc3", logprob=-1.0, rank=1)
+    other = replace(half, token_id=8, raw=b"\xc4", logprob=-3.0, rank=2)
+    first = replace(half, top=(half, other))
+    second = Logprob(token_id=3, text="abc", raw=b"abc", logprob=-9.0, rank=40)
+    output = CompletionOutput(
+        text="abc", token_ids=(7, 3, 3), finish_reason="stop", logprobs=(first, second, second)
+    )
+    answer = Completion(index=6, num_prompt_tokens=2, outputs=(output,))
+    row = json.loads(batch_row("x", {"kind": "text", "model": ""}, answer))
+    found = row["response"]["body"]["choices"][0]["logprobs"]
+    assert found["top_logprobs"] == [{"\ufffd": -1.0}, {"abc": -9.0}, {"abc": -9.0}]
+    assert found["text_offset"] == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"prompt": "x", "logit_bias": {"\ud800": 1}, "id": "bad"},
+        {**TEXT, "url": "\ud800"},
+        {**TEXT, "body": {**TEXT["body"], "\ud800foo": 1}},
+    ],
+)
+def test_a_row_that_cannot_be_encoded_stops_no_other(
+    broken: dict[str, Any], tmp_path: Path
+) -> None:
+    report = run(tmp_path, [{"prompt": [1], "id": "good"}, broken], None)
+    assert (report.num_rows, report.num_failed) == (2, 1)
+    good, bad = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert good["id"] == "good" and "text" in good
+    assert "\ud800" in json.dumps(bad["error"], ensure_ascii=False)
+
+
+def test_a_model_s_name_that_cannot_be_encoded_stops_no_row(tmp_path: Path) -> None:
+    named = {**TEXT, "body": {**TEXT["body"], "model": "\ud800"}}
+    assert run(tmp_path, [named], None).num_failed == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text())["response"]["status_code"] == 200
+
+
+def test_nesting_that_is_too_deep_is_a_row_s_error() -> None:
+    found = set()
+    for depth in range(900, 1010):
+        form = "[" * depth + "]" * depth
+        line = f'{{"prompt": "x", "structured_outputs": {{"json": {{"enum": {form}}}}}}}'
+        row = parse_row(line.encode(), where="Line 1", defaults=SamplingParams())
+        found.add(row.error and ("deeply" in row.error or "read as JSON" in row.error))
+    assert True in found
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": "x", "temperature": "hot"}, '"temperature" is a string'),
         ({"prompt": "x", "top_p": 0}, "top_p must be"),
         ({"prompt": "x", "top_k": -2}, "top_k must be"),
-        ({"prompt": "x", "seed": -1}, "seed must be"),
+        ({"prompt": "x", "seed": 2**63}, "seed must be"),
         ({"prompt": "x", "stop": [""]}, "texts that are not empty"),
         ({"prompt": "x", "stop": [1]}, '"stop[0]" is a number. It must be a string'),
         ({"prompt": "x", "n": 0}, "n must be a whole number from 1"),

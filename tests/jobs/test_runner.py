@@ -466,3 +466,16 @@ def test_model_identity(tmp_path: Path) -> None:
     assert (
         model_identity(tmp_path)["the model's configuration"] != before["the model's configuration"]
     )
+
+
+def test_an_output_that_was_removed_is_written_again(bench: Bench) -> None:
+    class Removes(FakeEngine):
+        def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
+            yield from super().run(requests)
+            bench.sink.unlink()
+
+    bench.engine_class = Removes
+    with pytest.raises(JobError, match="It was removed while it was being written"):
+        bench.run()
+    bench.engine_class = FakeEngine
+    assert bench.run().num_resumed == 7 and len(bench.rows()) == 7

@@ -65,7 +65,7 @@ def test_forms_that_are_made_alike() -> None:
         ({"logit_bias": {-1: 1}}, "logit_bias must be"),
         ({"logit_bias": {"a": 1}}, "logit_bias must be"),
         ({"logit_bias": [1]}, "logit_bias must be"),
-        ({"seed": -1}, "seed must be"),
+        ({"seed": -(2**63) - 1}, "seed must be"),
         ({"seed": 2**63}, "seed must be"),
         ({"stop": ("a", "")}, "stop=['a', ''] was given. stop must be texts that are not empty"),
         ({"stop": ""}, "stop must be texts that are not empty"),

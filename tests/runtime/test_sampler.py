@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,36 @@ def test_extremes() -> None:
     assert tokens[0] == 1 and tokens[1] in (1, 3) and tokens[2] == 1
     assert sample(torch.empty(0, 5), [], []) == []
     assert sample(torch.ones(1, 5), [SamplingParams()], [0]) == [0]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-45, 1e-40, 1e-30, 1e30, 1e300])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_no_penalty_leads_out_of_the_vocabulary(penalty: float, top_p: float) -> None:
+    own = SamplingParams(repetition_penalty=penalty, temperature=1.0, top_p=top_p)
+    history = History(prompt=np.arange(3), output=(4,))
+    for values in (torch.linspace(-9, 9, 8), torch.zeros(8)):
+        draws = [
+            Draw(row=RowKey(0), place=0, position=at, params=own, history=history)
+            for at in range(20)
+        ]
+        tokens = sampler.sample(values[None].clone(), draws)
+        assert all(0 <= token < 8 for token in tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_bans_that_leave_nothing_count_for_nothing(temperature: float, top_p: float) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p, min_tokens=2, max_tokens=5)
+    logits = torch.tensor([[0.0, 0.0, 50.0, 0.0]])
+    draw = Draw(row=RowKey(0), place=0, position=3, params=params, history=NOTHING)
+    for banned, wanted in (((0, 1, 2, 3), 2), ((3, 2, 2, 1, 0, 0), 2)):
+        assert sampler.sample(logits.clone(), [replace(draw, banned=banned)]) == [wanted]
+    one = sampler.sample(logits.clone(), [replace(draw, banned=(2, 2, 2, 1, 0))])
+    assert one == [3]
+
+
+def test_seeds_are_numbers_of_64_bits() -> None:
+    assert uniform(-1, 5) == uniform(2**64 - 1, 5) != uniform(1, 5)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

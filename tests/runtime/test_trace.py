@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freight.errors import InputError
+from freight.errors import BudgetError, InputError
 from freight.jobs.paths import check_paths
 from freight.runtime.trace import Trace
 
@@ -34,6 +34,19 @@ def test_a_trace_is_written_over(content: str, tmp_path: Path) -> None:
     assert json.loads(path.read_text())[0]["name"] == "process_name"
     Trace(path).close()
     Trace(path).close()
+
+
+def test_standard_output_is_no_trace() -> None:
+    with pytest.raises(InputError, match="--trace - was given"):
+        Trace(Path("-"))
+
+
+def test_a_full_disk_is_told_by_the_trace_s_name() -> None:
+    with pytest.raises(BudgetError, match="The trace /dev/full was being written"):
+        for _ in range(9):
+            trace = Trace(Path("/dev/full"))
+            trace.predict([])
+            trace.close()
 
 
 def test_an_output_is_no_trace(tmp_path: Path) -> None:

@@ -299,6 +299,7 @@ class LLM:
             gc.collect()
 
     def _run(self, spool: Spool) -> Generator[Completion]:
+        _refuse_forked()
         # These import torch, which takes seconds.
         from freight.runtime.engine import build_engine
         from freight.runtime.kept_weights import WeightKeeper
@@ -367,6 +368,21 @@ class _Answers(Iterator[Completion]):
                 "Another thread is just taking an answer of the same call.",
                 "Let that thread end first; threads that each call generate do not meet.",
             )
+
+
+_RUN_IN: Final[set[int]] = set()
+"""Processes in which something has been computed: this one, or one that it was copied from."""
+
+
+def _refuse_forked() -> None:
+    """Threads of torch do not live on in a copy of a process, and it would wait for them."""
+    if _RUN_IN - {os.getpid()}:
+        raise InputError(
+            "Answers were asked for in a process that was forked.",
+            "Its parent had computed before, and the threads that it did so with are not here.",
+            'Start it with multiprocessing.get_context("spawn"), or fork before the first answer.',
+        )
+    _RUN_IN.add(os.getpid())
 
 
 _OPEN: Final[weakref.WeakSet[LLM]] = weakref.WeakSet()

@@ -168,7 +168,7 @@ def read_item(index: int, item: Any, read: Callable[[Any], Record]) -> Record:
 def encode(index: int, record: Record) -> bytes:
     try:
         return json.dumps(record, default=operator.index).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"Prompt {index} was given.",
             f"It holds something that is neither text nor number: {error}.",

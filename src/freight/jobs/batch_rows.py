@@ -6,8 +6,9 @@ place in the dataset: the same job gives the same file. Knows no files and no pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 from freight.jobs.api_names import Batch
@@ -79,14 +80,22 @@ def _columns(output: CompletionOutput) -> Record | None:
     if output.logprobs is None:
         return None
     tokens = [logprob_record(item) for item in output.logprobs]
+    texts = [token["token"] for token in tokens]
     return {
-        "tokens": [token["token"] for token in tokens],
+        "tokens": texts,
         "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [
-            {other["token"]: other["logprob"] for other in token["top_logprobs"]}
-            for token in tokens
-        ],
+        "top_logprobs": [_by_text([*token["top_logprobs"], token]) for token in tokens],
+        "text_offset": [*accumulate(map(len, texts[:-1]), initial=0)] if texts else [],
     }
+
+
+def _by_text(tokens: Sequence[Record]) -> Record:
+    """The likeliest, and the token itself where it is none of them; of parts of characters, which
+    are one text, the first."""
+    found: Record = {}
+    for token in tokens:
+        found.setdefault(token["token"], token["logprob"])
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

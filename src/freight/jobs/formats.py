@@ -115,8 +115,11 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
         overrides = _read_overrides(record, defaults)
         row = _read_prompt(record)
         return replace(row, row_id=row_id, overrides=overrides, batch=batch, unread=unread)
+    except RecursionError:
+        why = str(InputError("It was read.", "It is nested too deeply.", "Write it flatter."))
     except InputError as error:
-        return Row(row_id=row_id, error=f"{where}: {error}", batch=batch, is_foreign=is_foreign)
+        why = str(error)
+    return Row(row_id=row_id, error=f"{where}: {why}", batch=batch, is_foreign=is_foreign)
 
 
 def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -> int:
@@ -208,7 +211,10 @@ def dump_row(record: Mapping[str, Any]) -> bytes:
     # Many readers take these for the end of a line, though JSON does not.
     for character in "\x85\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # halves of surrogate pairs, which an error may quote
+        return json.dumps(record).encode()
 
 
 def load_record(line: bytes) -> dict[str, Any]:

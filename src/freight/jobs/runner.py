@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from freight.errors import JobError
 from freight.jobs.batch_rows import batch_error_row, batch_row
 from freight.jobs.directory import DoneRecord, JobDirectory
 from freight.jobs.formats import RowLimits, completion_row, error_row, score_row
@@ -79,6 +80,12 @@ def _open_output(spec: JobSpec, resumption: Resumption, journal: Journal) -> Out
 
 
 def _done_record(report: JobReport, journal: Journal, output: Output, sink: Path) -> DoneRecord:
+    if not sink.exists():
+        raise JobError(
+            f"The output {sink} was complete.",
+            "It was removed while it was being written.",
+            "Run the same command again: all rows are kept, and it is written anew.",
+        )
     return DoneRecord(
         fingerprint=journal.fingerprint,
         num_rows=report.num_rows,

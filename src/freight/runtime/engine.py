@@ -282,6 +282,11 @@ class Engine:
             yield from scheduler.update(operation.batch, made)
             self._keep_budget()
 
+    def _eos_ids(self) -> frozenset[int]:
+        """Those that the model can make: configurations name others, too."""
+        known = () if self.tokenizer is None else self.tokenizer.eos_token_ids
+        return frozenset(own for own in known if own < self.config.vocab_size)
+
     def _keep_budget(self) -> None:
         if self._memory is not None:
             self._memory.keep()
@@ -311,7 +316,7 @@ class Engine:
             kv_cache=kv_cache,
             slot_pages=geometry.kv_slot_pages,
             tokenizer=self.tokenizer,
-            eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
+            eos_ids=self._eos_ids(),
             lengths=lengths,
             is_structured=self.plan.workload.is_structured,
             describe=batches.describe,

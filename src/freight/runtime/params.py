@@ -228,7 +228,7 @@ _LIMITS: Final[tuple[tuple[str, Callable[[Any], bool], str, str], ...]] = (
         f"token ids with numbers from -{_MOST_BIAS} to {_MOST_BIAS}",
         "Write it like {50256: -100}.",
     ),
-    ("seed", _whole(0, 2**63 - 1), "a whole number in [0, 2**63)", "Use a small one."),
+    ("seed", _whole(-(2**63), 2**63 - 1), "a whole number of 64 bits", "Use a small one."),
     ("stop", _are_stops, "texts that are not empty", "Leave out what is none."),
     ("stop_token_ids", _are_ids, "token ids, 0 or more", "Use ids of the model's tokenizer."),
     ("min_tokens", _whole(0), "a whole number, 0 or more", "Use 0 to switch it off."),

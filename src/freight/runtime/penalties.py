@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ import torch
 from freight.runtime.params import SamplingParams
 
 __all__ = ["History", "adjust", "is_adjusted"]
+
+_LEAST_PENALTY: Final = 1e-30
+"""Beyond it float32 has no number for a logit that is divided by it."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -53,7 +57,7 @@ def adjust(
     if params.repetition_penalty != 1:
         seen = _on(logits, np.union1d(history.prompt, output))
         values = logits[seen]
-        penalty = params.repetition_penalty
+        penalty = min(max(params.repetition_penalty, _LEAST_PENALTY), 1 / _LEAST_PENALTY)
         logits[seen] = torch.where(values < 0, values * penalty, values / penalty)
     if len(output) and (params.presence_penalty or params.frequency_penalty):
         used, counts = np.unique(output, return_counts=True)

@@ -91,6 +91,8 @@ def _choose(logits: torch.Tensor, settings: _Settings, draws: Sequence[Draw]) ->
     for row, draw in zip(rows, draws, strict=True):
         if draw.is_adjusted:
             adjust(row, draw.params, draw.history, draw.banned)
+            if len(draw.banned) >= len(row) and not row.isfinite().any():
+                row.copy_(logits[draw.place])  # where bans leave nothing, as if there were none
         if draw.allowed is not None:
             _keep_to(row, draw.allowed, logits[draw.place])
     if not settings.temperature:
@@ -122,7 +124,8 @@ def uniform(seed: int, position: int) -> float:
 
     It has 52 bits, so that no product of it with a sum rounds up to that sum.
     """
-    digest = hashlib.blake2b(struct.pack("<QQ", seed, position), digest_size=8).digest()
+    whole = seed % 2**64  # the same number where it is negative, by its bits
+    digest = hashlib.blake2b(struct.pack("<QQ", whole, position), digest_size=8).digest()
     return float((int.from_bytes(digest, "little") >> 12) / 2**52)
 
 

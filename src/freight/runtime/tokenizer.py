@@ -76,7 +76,8 @@ class Tokenizer:
     @cached_property
     def guides(self) -> Guides:
         """What keeps answers to what they must look like; made when it is first asked for."""
-        return Guides(self._backend.to_str(), self.eos_token_ids)
+        known = {own for own in self.eos_token_ids if own < self.vocab_size}
+        return Guides(self._backend.to_str(), known)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model expects around it."""

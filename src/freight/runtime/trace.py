@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from freight.errors import InputError
+from freight.errors import BudgetError, InputError
 from freight.plan.operation import Lane, Operation
 from freight.plan.simulate import Step
 
@@ -28,6 +29,12 @@ _FIRST_EVENT: Final = b'{"pid": '
 def open_trace(path: Path) -> TextIO:
     """The file of a trace, begun. InputError where it cannot be written, or is there and is none:
     a slip would overwrite a dataset or a model."""
+    if str(path) == "-":
+        raise InputError(
+            "--trace - was given.",
+            "A trace is written to a file.",
+            "Name one.",
+        )
     try:
         if path.is_file():
             with path.open("rb") as existing:
@@ -45,8 +52,21 @@ def open_trace(path: Path) -> TextIO:
             f"It cannot be written: {error.strerror}.",
             "Name a file in a directory that can be written.",
         ) from error
-    file.write(_BEGINNING.decode())
+    with _writing(path):
+        file.write(_BEGINNING.decode())
     return file
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BudgetError(
+            f"The trace {path} was being written.",
+            f"The system refused: {error.strerror}.",
+            "Name a file where there is room, or leave --trace out; rows that are done are kept.",
+        ) from error
 
 
 class Trace:
@@ -54,7 +74,7 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
-        self._file = open_trace(path)
+        self._path, self._file = path, open_trace(path)
         self._first_s: float | None = None
         self._lanes = {lane: number for number, lane in enumerate(Lane)}
 
@@ -76,8 +96,9 @@ class Trace:
 
     def close(self) -> None:
         with self._lock:
-            self._file.write("{}]\n")
-            self._file.close()
+            with _writing(self._path):
+                self._file.write("{}]\n")
+                self._file.close()
 
     def _name_lanes(self, process: int, name: str) -> None:
         self._write({"name": "process_name", "ph": "M", "args": {"name": name}}, process, 0)
@@ -103,4 +124,5 @@ class Trace:
         self._write(event, process, self._lanes[operation.lane])
 
     def _write(self, event: dict[str, Any], process: int, lane: int) -> None:
-        self._file.write(json.dumps({"pid": process, "tid": lane, **event}) + ",\n")
+        with _writing(self._path):
+            self._file.write(json.dumps({"pid": process, "tid": lane, **event}) + ",\n")
