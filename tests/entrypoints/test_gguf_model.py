@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig
 from freight import LLM, SamplingParams
 from freight.entrypoints.cli import main
 from freight.entrypoints.eval.settings import SETTINGS_OF_QUANTISED
+from freight.entrypoints.gguf_model import why_no_tokenizer
 from freight.entrypoints.model_source import find_model
 from freight.errors import FreightError, ModelError
 from freight.model.checkpoint import resolve
@@ -253,6 +254,7 @@ def test_pieces_without_the_library_that_joins_them(
     monkeypatch.setitem(sys.modules, "transformers", None)
     made = find_model(str(path))
     assert not (made / "tokenizer.json").exists() and (made / "config.json").exists()
+    assert "made by transformers, which is not" in (why_no_tokenizer(made) or "")
 
 
 def test_pieces_that_make_no_tokenizer(tmp_path: Path) -> None:
@@ -446,7 +448,7 @@ def test_without_a_tokenizer_rows_are_token_ids(tmp_path: Path) -> None:
     wanted = tiny.tokens(tiny.reference(model, [[5, 6, 7]], 5))
     (answer,) = LLM(path, dtype="float32").generate([[5, 6, 7]], SamplingParams(max_tokens=5))
     assert list(answer.token_ids) == wanted[0]
-    with pytest.raises(ValueError, match="has no tokenizer"):
+    with pytest.raises(ValueError, match=r"tiny\.gguf has a tokenizer that splits text as 'one of"):
         LLM(path).generate("text")
     # One that lies beside it is used.
     theirs = tmp_path / "theirs/tokenizer.json"

@@ -19,12 +19,18 @@ from freight.errors import InputError
 from freight.model.gguf import parts_of, read_gguf
 from freight.model.gguf_architectures import ARCHITECTURES
 from freight.model.gguf_config import config_of_gguf
-from freight.runtime.gguf_tokenizer import tokenizer_config_of_gguf, tokenizer_of_gguf
+from freight.runtime.gguf_tokenizer import (
+    absence_of_tokenizer,
+    tokenizer_config_of_gguf,
+    tokenizer_of_gguf,
+)
 from freight.runtime.tokenizer import has_tokenizer
 
-__all__ = ["describes_itself", "directory_of_gguf", "has_config"]
+__all__ = ["describes_itself", "directory_of_gguf", "has_config", "why_no_tokenizer"]
 
 _VERSION: Final = 3
+_MISSING: Final = "tokenizer.missing"
+"""Where the directory says why it has no tokenizer."""
 _BESIDE: Final = (
     "config.json",
     "generation_config.json",
@@ -53,7 +59,9 @@ def directory_of_gguf(path: Path) -> Path:
     if "config.json" not in names:
         made["config.json"] = config_of_gguf(file)
     if not has_tokenizer(path.parent):
-        made["tokenizer.json"] = tokenizer_of_gguf(file)
+        made["tokenizer.json"] = own_tokenizer = tokenizer_of_gguf(file)
+        if own_tokenizer is None:
+            made[_MISSING] = {"why": absence_of_tokenizer(file)}
     if "tokenizer_config.json" not in names:
         made["tokenizer_config.json"] = tokenizer_config_of_gguf(file)
     draft = own.with_name(f"{own.name}.{os.getpid()}")
@@ -75,6 +83,12 @@ def directory_of_gguf(path: Path) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return own
+
+
+def why_no_tokenizer(directory: Path) -> str | None:
+    """Why the directory that was made of a file has none; None where nothing is known of that."""
+    path = directory / _MISSING
+    return str(json.loads(path.read_text("utf-8"))["why"]) if path.is_file() else None
 
 
 def has_config(directory: Path) -> bool:

@@ -43,10 +43,9 @@ from freight.entrypoints.llm_rows import (
     read_params,
 )
 from freight.entrypoints.llm_settings import read_model, read_settings
-from freight.entrypoints.model_source import find_model, open_tokenizer
+from freight.entrypoints.model_source import find_model, open_tokenizer, row_limits
 from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.errors import InputError
-from freight.jobs.formats import RowLimits
 from freight.jobs.spool import Spool
 from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
@@ -158,7 +157,7 @@ class LLM:
         self._options = read_settings(settings)
         self._model_dir = find_model(read_model(model))
         self._config = config = read_config(self._model_dir)
-        self._limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
+        self._limits = row_limits(config, self._model_dir)
         self._running: weakref.WeakSet[_Answers] = weakref.WeakSet()
         self._keeper: WeightKeeper | None = None
         _OPEN.add(self)

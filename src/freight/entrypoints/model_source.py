@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from freight.entrypoints.gguf_model import describes_itself, directory_of_gguf, has_config
+from freight.entrypoints.gguf_model import (
+    describes_itself,
+    directory_of_gguf,
+    has_config,
+    why_no_tokenizer,
+)
 from freight.errors import InputError, ModelError
+from freight.jobs.formats import RowLimits
+from freight.model.config import ModelConfig
 from freight.model.gguf import parts_of
 from freight.model.gguf_tensors import find_gguf
 from freight.runtime.options import EngineOptions
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
-__all__ = ["find_model", "open_tokenizer"]
+__all__ = ["find_model", "open_tokenizer", "row_limits"]
 
 _HUB_ID: Final = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _HUB_FILES: Final = (
@@ -79,6 +87,13 @@ def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
     if can_do_without and not has_tokenizer(model_dir):
         return None
     return Tokenizer(model_dir)
+
+
+def row_limits(config: ModelConfig, model_dir: Path) -> RowLimits:
+    """What rows the model can take."""
+    limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
+    why = why_no_tokenizer(model_dir)
+    return limits if why is None else replace(limits, why_no_text=why)
 
 
 def _directory_of(path: Path) -> Path:

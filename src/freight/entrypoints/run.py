@@ -17,14 +17,13 @@ from types import FrameType
 from typing import Final, TextIO
 
 from freight.entrypoints.compress import compress_ahead
-from freight.entrypoints.model_source import find_model, open_tokenizer
+from freight.entrypoints.model_source import find_model, open_tokenizer, row_limits
 from freight.entrypoints.own_machine import keep_recalibrated, nominal_s, own_machine
 from freight.entrypoints.progress import Progress, format_report
 from freight.entrypoints.shares import parse_shares
 from freight.entrypoints.version import freight_version
 from freight.errors import InputError
 from freight.hardware.machine import Machine
-from freight.jobs.formats import RowLimits
 from freight.jobs.identity import model_identity
 from freight.jobs.json_values import read_biases
 from freight.jobs.paths import check_paths
@@ -297,7 +296,7 @@ def answer_rows(
     return run_job(
         spec,
         tokenizer=open_tokenizer(model_dir, options),
-        limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
+        limits=row_limits(config, model_dir),
         identity=identify(options, model_dir),
         build_engine=build,
         observer=progress,

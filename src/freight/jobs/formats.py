@@ -56,10 +56,12 @@ RowId = str | int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLimits:
-    """What the model can take: positions of prompt and answer together, rows of the embedding."""
+    """What the model can take: positions of prompt and answer together, rows of the embedding, and
+    where it has no tokenizer, why it takes no text."""
 
     max_positions: int
     vocab_size: int
+    why_no_text: str = "The model has no tokenizer."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -195,7 +195,7 @@ class SpoolWriter:
             if self._tokenizer is None:
                 raise InputError(
                     "The row is text.",
-                    "The model has no tokenizer, or its GGUF file one of a kind that is not read.",
+                    self._limits.why_no_text,
                     'Give token ids, like {"prompt": [1, 2, 3]}, or put tokenizer.json beside it.',
                 )
             if row.messages is not None:

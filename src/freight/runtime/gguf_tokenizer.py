@@ -15,7 +15,7 @@ from typing import Any, Final
 from freight.errors import ModelError
 from freight.model.gguf import GgufFile
 
-__all__ = ["tokenizer_config_of_gguf", "tokenizer_of_gguf"]
+__all__ = ["absence_of_tokenizer", "tokenizer_config_of_gguf", "tokenizer_of_gguf"]
 
 _OF_BYTES: Final = "gpt2"
 """What llama.cpp calls a tokenizer that joins pairs of bytes."""
@@ -131,6 +131,19 @@ def tokenizer_of_gguf(file: GgufFile) -> dict[str, Any] | None:
             "merges": [merge.split(" ") for merge in merges],
         },
     }
+
+
+def absence_of_tokenizer(file: GgufFile) -> str:
+    """Why ``tokenizer_of_gguf`` makes none."""
+    said = _said(file)
+    kind, pre = said.get("model"), said.get("pre")
+    if kind is None or not said.get("tokens"):
+        return f"{file.path.name} has no tokenizer."
+    if kind in _OF_PIECES:
+        return f"The tokenizer of {file.path.name} is made by transformers, which is not installed."
+    if kind != _OF_BYTES:
+        return f"{file.path.name} has a tokenizer of the kind {kind!r}, which is not known."
+    return f"{file.path.name} has a tokenizer that splits text as {pre!r}, which is not known."
 
 
 def _of_pieces(file: GgufFile, said: Mapping[str, Any]) -> dict[str, Any] | None:
