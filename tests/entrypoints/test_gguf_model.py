@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from gguf import ExpertGatingFuncType
 from gguf import GGMLQuantizationType as Kind
 from huggingface_hub.utils import filter_repo_objects
@@ -31,6 +32,7 @@ from freight.model.gguf import GgufFile, read_gguf
 from freight.model.gguf_architectures import ARCHITECTURES
 from freight.model.gguf_config import config_of_gguf
 from freight.runtime.gguf_tokenizer import tokenizer_config_of_gguf, tokenizer_of_gguf
+from freight.runtime.token_bytes import _letters
 from freight.runtime.tokenizer import Tokenizer
 
 from ..jobs.tiny_model import write_tiny_tokenizer
@@ -564,3 +566,24 @@ def test_other_models_are_refused(
     with pytest.raises(ModelError) as caught:
         find_model(str(path))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "parts"),
+    [
+        ("deepseek-v3", "Hello12345 世界!foo ,x\n\n y", "Hello|123|45|Ġ|世界|!foo|Ġ,|x|ĊĊ|Ġy"),
+        ("lfm2", "I'LL see 12345 cats", "I|'LL|Ġsee|Ġ|123|45|Ġcats"),
+        ("olmo", "I'll see 12345 cats", "I|'ll|Ġsee|Ġ12345|Ġcats"),
+        ("hunyuan", "see 12345", "see|Ġ|1|2|3|4|5"),
+    ],
+)
+def test_text_is_split_as_llama_cpp_splits_it(
+    pre: str, text: str, parts: str, tmp_path: Path
+) -> None:
+    path, _ = write(tmp_path, "llama", LlamaConfig(**SIZES), pre)
+    content = json.loads((find_model(str(path)) / "tokenizer.json").read_text())
+    own = tokenizers.Tokenizer.from_str(json.dumps(content)).pre_tokenizer
+    letters = _letters()
+    found = [part for part, _ in own.pre_tokenize_str(text)]
+    wanted = [part.replace("Ġ", " ").replace("Ċ", "\n") for part in parts.split("|")]
+    assert [bytes(map(letters.__getitem__, part)).decode() for part in found] == wanted
