@@ -29,6 +29,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 
 from freight.errors import ModelError
 from freight.model.config import parse_config, read_config
+from freight.model.decoder import count_parameters
 from freight.model.families import FAMILIES, PARTS
 
 from . import tiny
@@ -306,6 +307,31 @@ def test_what_the_whole_says_of_all_holds_for_its_part() -> None:
     assert config.packing is not None and config.tied_embeddings
     config = parse_config(raw)
     assert config.packing is None and not config.tied_embeddings
+
+
+def test_what_a_part_leaves_out_is_what_its_class_has() -> None:
+    """As LLaVA 1.5 was published: of a part what is as always is not written."""
+    text = {
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "torch_dtype": "float16",
+        "vocab_size": 32064,
+    }
+    raw = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    config = parse_config({**raw, "torch_dtype": "float16", "text_config": text})
+    assert (config.hidden_size, config.num_layers, config.vocab_size) == (4096, 32, 32064)
+    assert config.dtype == "float16" and config.norm_eps == 1e-05
+    assert count_parameters(config) == pytest.approx(6.74e9, rel=0.01)
+    for kind, own in (("mistral", MistralConfig()), ("qwen2", Qwen2Config())):
+        config = parse_config({**raw, "text_config": {"model_type": kind}})
+        assert config.hidden_size == own.hidden_size and config.vocab_size == own.vocab_size
+        assert config.intermediate_size == own.intermediate_size
+        assert config.num_kv_heads == own.num_key_value_heads
+        assert config.num_layers == own.num_hidden_layers
+    with pytest.raises(ModelError, match="hidden_size is missing"):
+        parse_config({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,20 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By architecture, the keys that lead to the decoder's configuration."""
 
+_SIZES: Final = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_LEFT_OUT: Final[Mapping[str, Mapping[str, int]]] = {
+    "llama": {**_SIZES, "intermediate_size": 11_008, "vocab_size": 32_000},
+    "mistral": {
+        **_SIZES,
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "vocab_size": 32_000,
+    },
+    "qwen2": {**_SIZES, "intermediate_size": 22_016, "vocab_size": 151_936},
+}
+"""What transformers does not write of a part, by the part's model_type: the defaults of its class.
+Those of a model that is no part are always there."""
+
 
 def reading_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the decoder, with what the whole says of all its parts; what is given
@@ -61,4 +75,4 @@ def reading_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             return raw
         is_which = {name: part.get(name) for name in ("architectures", "model_type")}
         whole = {**text_part({**whole, "text_config": part}), **is_which}
-    return whole
+    return {**_LEFT_OUT.get(str(whole.get("model_type")), {}), **whole} if path else raw
