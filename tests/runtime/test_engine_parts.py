@@ -309,6 +309,45 @@ def test_what_the_whole_says_of_all_holds_for_its_part() -> None:
     assert config.packing is None and not config.tied_embeddings
 
 
+def test_what_a_part_switches_off_is_off() -> None:
+    """As in Pixtral's decoder: null is no number that was left out."""
+    raw: dict[str, Any] = {"architectures": ["LlavaForConditionalGeneration"]}
+    text = {"model_type": "mistral", "sliding_window": None}
+    assert not any(parse_config({**raw, "text_config": text}).sliding_windows)
+    assert any(parse_config({**raw, "text_config": {"model_type": "mistral"}}).sliding_windows)
+    both = {**raw, "sliding_window": 64, "text_config": text}
+    assert set(parse_config(both).sliding_windows) == {64}
+
+
+@pytest.mark.parametrize(("whole", "part"), [(True, False), (False, True), (None, True)])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_whether_the_head_is_the_embedding_the_checkpoint_shows(
+    whole: bool | None, part: bool, is_tied: bool, tmp_path: Path
+) -> None:
+    """Whole and part contradict each other where one was left as its class has it."""
+    text = Qwen2Config(**SIZES, tie_word_embeddings=is_tied)
+    model = tiny.make_model(tmp_path, config=text)
+    rename(tmp_path, "language_model.")
+    raw: dict[str, Any] = {"architectures": ["LlavaOnevisionForConditionalGeneration"]}
+    raw["text_config"] = {**text.to_dict(), "tie_word_embeddings": part}
+    raw |= {} if whole is None else {"tie_word_embeddings": whole}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert read_config(tmp_path).tied_embeddings == is_tied
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS))
+
+
+def test_a_head_that_repeats_the_embedding_is_that(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=Qwen2Config(**SIZES, tie_word_embeddings=True))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for change, is_tied in ((0.0, True), (1.0, False)):
+        head = tensors["model.embed_tokens.weight"].clone()
+        head[-1, -1] += change
+        path = tmp_path / "model.safetensors"
+        save_file({**tensors, "lm_head.weight": head}, path, metadata={"format": "pt"})
+        assert read_config(tmp_path).tied_embeddings == is_tied
+
+
 def test_what_a_part_leaves_out_is_what_its_class_has() -> None:
     """As LLaVA 1.5 was published: of a part what is as always is not written."""
     text = {

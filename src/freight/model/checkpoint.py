@@ -20,7 +20,7 @@ from freight.model.gguf import read_gguf
 from freight.model.gguf_tensors import adapt, find_gguf, gguf_tensors, names_of
 from freight.model.number_format import find_compressed, is_widened
 from freight.model.packed_tensors import PACKED_DTYPES, find_packed
-from freight.model.places import Located, locate
+from freight.model.places import Located, locate, spellings
 from freight.model.safetensors_files import INDEX, SINGLE, read_safetensors
 from freight.model.sources import TensorSource, join_halves
 from freight.model.switches import DTYPE_BYTES, ModelConfig
@@ -107,7 +107,7 @@ def _left_layers(
     named = {
         locate(tensors, config, shapes, name).tensor for name in shapes if name.startswith(last)
     }
-    spelt = [own for tensor in named for own in _spellings(tensor) if own in found]
+    spelt = [own for tensor in named for own in spellings(tensor) if own in found]
     stacks = {match[1] for own in spelt if (match := _LAYER.fullmatch(own))}
     layers: dict[int, set[str]] = {}
     for own in found:
@@ -121,14 +121,14 @@ def _left_layers(
 
 
 def _is_there(found: Mapping[str, TensorSource], tensor: str) -> bool:
-    return any(name in found for name in _spellings(tensor))
+    return any(name in found for name in spellings(tensor))
 
 
 def _find_turned(
     found: Mapping[str, TensorSource], place: Located, count: int
 ) -> TensorSource | None:
     """Rows of a turned tensor; None where it is not there as such."""
-    source = next((found[name] for name in _spellings(place.tensor) if name in found), None)
+    source = next((found[name] for name in spellings(place.tensor) if name in found), None)
     if source is None or source.shape != place.published or source.dtype not in DTYPE_BYTES:
         return None
     *_, columns, each = place.published
@@ -140,7 +140,7 @@ def _find_turned(
 def _find(
     config: ModelConfig, found: Mapping[str, TensorSource], tensor: str, shape: tuple[int, ...]
 ) -> tuple[TensorSource | None, list[str]]:
-    names = _spellings(tensor)
+    names = spellings(tensor)
     source = next((found[name] for name in names if name in found), None)
     is_packed = source is None or source.dtype in PACKED_DTYPES
     if is_packed and config.packing is not None and len(shape) == 2:
@@ -163,14 +163,6 @@ def _is_stacked(own: tuple[int, ...], expected: tuple[int, ...]) -> bool:
         and prod(own) == prod(expected)
         and own[len(own) - columns :] == expected[1:]
     )
-
-
-def _spellings(tensor: str) -> tuple[str, ...]:
-    """What a tensor may be called: some checkpoints hold the model without the prefix of what it is
-    part of, and those of models that also see hold it as one part of several."""
-    _, _, inner = tensor.partition(".")
-    of_parts = f"language_model.{tensor}", f"model.language_model.{inner}"
-    return tensor, inner, *of_parts, f"model.text_model.{inner}", f"thinker.{tensor}"
 
 
 def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:

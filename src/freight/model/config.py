@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from freight.model.families import (
 )
 from freight.model.heads import OtherHeads, Sharing
 from freight.model.layer_kinds import Experts, Latent, Recurrence
+from freight.model.own_head import has_own_head
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
@@ -109,7 +111,11 @@ def read_config(model_dir: Path) -> ModelConfig:
         raise refusal(asked, [f"its config.json is not JSON ({error})"]) from error
     if not isinstance(raw, dict):
         raise refusal(asked, ["its config.json holds no JSON object"])
-    return parse_config({**_quantised_beside(path), **raw}, str(path))
+    config = parse_config({**_quantised_beside(path), **raw}, str(path))
+    is_tied = config.tied_embeddings
+    if is_tied and has_own_head(path.parent, FAMILIES[config.family].tensors):
+        return replace(config, tied_embeddings=False)
+    return config
 
 
 def _quantised_beside(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Final
 from freight.model.families import Either, Fused, Halves, OneOf, Place, Stacked
 from freight.model.switches import ModelConfig
 
-__all__ = ["Located", "locate"]
+__all__ = ["Located", "locate", "spellings"]
 
 _CONVOLUTIONS: Final = re.compile(r"recurrence\.([qkv]_)?convolution")
 """Of each channel, over so many tokens."""
@@ -38,6 +38,14 @@ class Located:
     published: tuple[int, ...] = ()
     halves: tuple[str, tuple[int, ...]] | None = None
     otherwise: Located | None = None
+
+
+def spellings(tensor: str) -> tuple[str, ...]:
+    """What a tensor may be called: some checkpoints hold the model without the prefix of what it is
+    part of, and those of models that also see hold it as one part of several."""
+    _, _, inner = tensor.partition(".")
+    of_parts = f"language_model.{tensor}", f"model.language_model.{inner}"
+    return tensor, inner, *of_parts, f"model.text_model.{inner}", f"thinker.{tensor}"
 
 
 def locate(

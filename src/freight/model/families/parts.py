@@ -56,7 +56,19 @@ _LEFT_OUT: Final[Mapping[str, Mapping[str, int]]] = {
         "num_key_value_heads": 8,
         "vocab_size": 32_000,
     },
-    "qwen2": {**_SIZES, "intermediate_size": 22_016, "vocab_size": 151_936},
+    "qwen2": {
+        **_SIZES,
+        "intermediate_size": 22_016,
+        "num_key_value_heads": 32,
+        "vocab_size": 151_936,
+    },
+    "cohere2": {
+        "hidden_size": 8192,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "intermediate_size": 22_528,
+        "vocab_size": 256_000,
+    },
 }
 """What transformers does not write of a part, by the part's model_type: the defaults of its class.
 Those of a model that is no part are always there."""
@@ -74,5 +86,9 @@ def reading_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(part, Mapping):
             return raw
         is_which = {name: part.get(name) for name in ("architectures", "model_type")}
+        part = {**_LEFT_OUT.get(str(is_which["model_type"]), {}), **part}
+        ties = whole.get("tie_word_embeddings"), part.get("tie_word_embeddings")
         whole = {**text_part({**whole, "text_config": part}), **is_which}
-    return {**_LEFT_OUT.get(str(whole.get("model_type")), {}), **whole} if path else raw
+        if True in ties:  # either may say it; whether it is so the checkpoint shows
+            whole = {**whole, "tie_word_embeddings": True}
+    return whole

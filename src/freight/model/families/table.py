@@ -183,7 +183,9 @@ def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     common = {name: value for name, value in raw.items() if not isinstance(value, Mapping)}
     whole = ("quantization_config", "tie_word_embeddings")
-    own = {name: value for name, value in part.items() if value is not None}
+    # What is null is switched off, unless the whole says what it is.
+    is_said = {name for name, value in common.items() if value is not None}
+    own = {name: value for name, value in part.items() if value is not None or name not in is_said}
     return {**common, **own, **{name: raw[name] for name in whole if raw.get(name) is not None}}
 
 
