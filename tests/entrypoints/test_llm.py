@@ -366,6 +366,14 @@ def test_wrong_settings_are_refused_when_the_model_is_named(model_dir: Path) -> 
         ({"cpu_attention": "x"}, "cpu_attention='x' was given. It must be a number"),
         ({"weights": 3}, "weights=3 was given. It must be percentages"),
         ({"admission": None}, "admission=None was given. It must be a text"),
+        ({"micro_batch_size": np.array([4, 8])}, "micro_batch_size=array([4, 8]) was given"),
+        ({"micro_batch_size": torch.tensor(4.5)}, "It must be a whole number"),
+        ({"cpu_memory": np.array(3.0)}, "It must be a text like"),
+        ({"cpu_attention": torch.tensor([1.0, 2.0])}, "It must be a number"),
+        ({"cpu_attention": 10**400}, "It must be a number"),
+        ({"cpu_attention": float("nan")}, "It must be a number"),
+        ({"weights": np.ndarray}, "It must be percentages"),
+        ({"weights": b"20/80/0"}, "It must be percentages"),
     ):
         with pytest.raises(InputError, match=re.escape(message) if "=" in message else message):
             LLM(model_dir, **settings)  # type: ignore[arg-type]
@@ -385,9 +393,11 @@ def test_numbers_of_numpy_are_numbers(model_dir: Path, tmp_path: Path) -> None:
         cpu_attention=np.float32(50),  # type: ignore[arg-type]
         weights=np.array([0, 30, 70]),  # type: ignore[arg-type]
         disk_dir=tmp_path,
+        move_rows=np.False_,  # type: ignore[arg-type]
     ) as own:
         options = own._options
     assert options.micro_batch_size == 3 and type(options.micro_batch_size) is int
+    assert options.move_rows is False
     assert (options.cpu_attention_percent, options.weights_percent) == (50.0, (0, 30, 70))
 
 

@@ -353,15 +353,18 @@ def test_lines_that_cannot_be_read_are_answered_as_those_beside_them(tmp_path: P
         json.dumps({**TEXT, "custom_id": 7}),
     ]
     broken = [*lines, json.dumps({"prompt": 5, "id": "plain"}), "\xff"]
-    (tmp_path / "in.jsonl").write_bytes("\n".join(broken).encode("latin-1"))
+    first = ["{"] * 600  # more than are read at once
+    (tmp_path / "in.jsonl").write_bytes("\n".join([*first, *broken]).encode("latin-1"))
     report = run_file(tmp_path, None)
-    assert (report.num_rows, report.num_failed) == (7, 6)
+    assert (report.num_rows, report.num_failed) == (607, 606)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert all(row["custom_id"] is None and row["error"]["message"] for row in rows[:600])
+    rows = rows[600:]
     answered, plain = rows.pop(1), rows.pop(5 - 1)
     assert answered["custom_id"] == "two" and answered["error"] is None
     assert set(plain) == {"id", "error"}
     assert [row["custom_id"] for row in rows] == [None, None, None, 7, None]
-    assert [row["id"] for row in rows] == [f"batch_req_{index}" for index in (0, 2, 3, 4, 6)]
+    assert [row["id"] for row in rows] == [f"batch_req_{600 + index}" for index in (0, 2, 3, 4, 6)]
     for row in rows:
         assert row["response"] is None and row["error"]["message"].startswith("Line ")
 

@@ -208,6 +208,9 @@ def test_bans_that_leave_nothing_count_for_nothing(temperature: float, top_p: fl
         assert sampler.sample(logits.clone(), [replace(draw, banned=banned)]) == [wanted]
     one = sampler.sample(logits.clone(), [replace(draw, banned=(2, 2, 2, 1, 0))])
     assert one == [3]
+    biased = replace(params, logit_bias={2: -100})
+    none = replace(draw, params=biased, banned=(0, 1, 2, 3))
+    assert sampler.sample(logits.clone(), [none])[0] != 2
 
 
 def test_seeds_are_numbers_of_64_bits() -> None:

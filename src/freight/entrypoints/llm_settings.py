@@ -6,8 +6,8 @@ made of it. Which values are usable is the options' own question.
 
 from __future__ import annotations
 
-import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +41,12 @@ def _refuse(name: str, value: object, wanted: str) -> InputError:
     return InputError(f"{name}={value!r} was given.", f"It must be {wanted}.", "Change it.")
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy's or torch's, as Python has it."""
+    is_number = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return value.item() if is_number else value
+
+
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise _refuse(name, value, "a text")
@@ -48,38 +54,42 @@ def _text(name: str, value: object) -> str:
 
 
 def _flag(name: str, value: object) -> bool:
+    value = _plain(value)
     if not isinstance(value, bool):
         raise _refuse(name, value, "True or False")
     return value
 
 
 def _whole(name: str, value: object) -> int:
-    """Also of numpy's kinds."""
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return operator.index(value)
+    own = _plain(value)
+    if isinstance(own, int) and not isinstance(own, bool):
+        return own
     raise _refuse(name, value, "a whole number")
 
 
 def _number(name: str, value: object) -> float:
-    if not isinstance(value, bool | str) and hasattr(value, "__float__"):
-        return float(value)
+    own = _plain(value)
+    if isinstance(own, int | float) and abs(own) <= sys.float_info.max:
+        if not isinstance(own, bool):
+            return float(own)
     raise _refuse(name, value, "a number")
 
 
 def _size(name: str, value: object) -> int:
     if isinstance(value, str):
         return parse_bytes(value, name=name)
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return operator.index(value)
+    own = _plain(value)
+    if isinstance(own, int) and not isinstance(own, bool):
+        return own
     raise _refuse(name, value, 'a text like "8GiB", or a whole number of bytes')
 
 
 def _shares(name: str, value: object) -> Shares | None:
     if isinstance(value, str):
         return parse_shares(name, value)
-    value = getattr(value, "tolist", lambda: value)()  # an array's
-    if isinstance(value, Sequence):
-        return parse_shares(name, "/".join(map(str, value)))
+    own = value.tolist() if getattr(value, "ndim", None) == 1 else value  # type: ignore[attr-defined]
+    if isinstance(own, Sequence) and not isinstance(own, bytes):
+        return parse_shares(name, "/".join(map(str, own)))
     raise _refuse(name, value, 'percentages like "20/80/0" or (20, 80, 0)')
 
 

@@ -65,7 +65,7 @@ def _of_lengths(shape: str, arguments: argparse.Namespace) -> Workload:
         work = parse_shape(shape, num_rows)
     except InputError as error:
         raise InputError(
-            f"--workload {shape} was given.",
+            f"--workload {shape or repr(shape)} was given.",
             "It is neither prompt and new tokens, both at least 1, nor a file with rows.",
             "Write it like 512:32, or like 16-256:4-128 for lengths between two numbers.",
         ) from error

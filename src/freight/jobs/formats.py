@@ -100,7 +100,7 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
     try:
         record: Mapping[str, Any] = load_record(line)
         if is_envelope(record):
-            batch, row_id = {}, _read_id(record["custom_id"])
+            batch, row_id = {}, _read_id("custom_id", record["custom_id"])
             batch, record = open_envelope(record, ROW_KEYS)
         else:
             row_id = _own_id(record)
@@ -118,7 +118,7 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
         row = _read_prompt(record)
         return replace(row, row_id=row_id, overrides=overrides, batch=batch, unread=unread)
     except RecursionError:
-        why = str(InputError("It was read.", "It is nested too deeply.", "Write it flatter."))
+        why = str(_too_deep())
     except InputError as error:
         why = str(error)
     return Row(row_id=row_id, error=f"{where}: {why}", batch=batch, is_foreign=is_foreign)
@@ -229,7 +229,9 @@ def load_record(line: bytes) -> dict[str, Any]:
             f"Byte {error.start + 1} of the line is not: {error.reason}.",
             "Convert the file to UTF-8.",
         ) from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
         raise InputError(
             "It was read as JSON.", f"It is not: {error}.", "Write one JSON object per line."
         ) from error
@@ -242,20 +244,24 @@ def load_record(line: bytes) -> dict[str, Any]:
     return record
 
 
+def _too_deep() -> InputError:
+    return InputError("It was read as JSON.", "It is nested too deeply.", "Write it flatter.")
+
+
 def _own_id(record: Mapping[str, Any]) -> RowId | None:
     """The id of a row; without one what OpenAI calls it, where that can be one."""
     own, custom = record.get("id"), record.get("custom_id")
     is_usable = isinstance(custom, str | int) and not isinstance(custom, bool)
-    return _read_id(custom if own is None and is_usable else own)
+    return _read_id("custom_id", custom) if own is None and is_usable else _read_id("id", own)
 
 
-def _read_id(value: object) -> RowId | None:
+def _read_id(key: str, value: object) -> RowId | None:
     if isinstance(value, str):
-        refuse_broken_text(value, "id")
+        refuse_broken_text(value, key)
         return value
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise wrong_kind("id", value, "a string or a whole number")
+    raise wrong_kind(key, value, "a string or a whole number")
 
 
 def _read_prompt(record: Mapping[str, Any]) -> Row:

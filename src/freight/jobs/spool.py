@@ -281,8 +281,20 @@ class Spool:
 
     def batch(self, index: int) -> Batch | None:
         """What a line of a batch file wants, empty where it has an error; ``None`` for others."""
-        batch: Batch | None = self._read_extras(index).get("batch")
+        extras = self._read_extras(index)
+        if extras.get("foreign"):  # answered as the lines beside it are
+            return {} if self._is_batch_file else None
+        batch: Batch | None = extras.get("batch")
         return batch
+
+    @cached_property
+    def _is_batch_file(self) -> bool:
+        """Whether any line is one of a batch file."""
+        with mmap.mmap(self._extras, 0, prot=mmap.PROT_READ) as extras:
+            if extras.find(b'"batch"') < 0:  # which a text of a row may hold as well
+                return False
+        with_extras = np.flatnonzero(self._records["extras_bytes"])
+        return any("batch" in self._read_extras(int(index)) for index in with_extras)
 
     def row_error(self, index: int) -> str | None:
         """Why the row cannot be used; ``None`` for a usable row."""

@@ -67,7 +67,6 @@ class SpoolWriter:
         self._unread: Counter[str] = Counter()
         self._num_cut = 0
         self._num_lowered = 0
-        self._is_batch_file = False
         self.num_rows = 0
         tokens, records, extras, _ = (directory / name for name in SPOOL_FILES)
         self._tokens = open(tokens, "wb", buffering=_BUFFER_BYTES)
@@ -105,7 +104,6 @@ class SpoolWriter:
         """Tokenise and write the rows taken so far."""
         batch = [(where, self._render(where, row)) for where, row in self._batch]
         self._batch, self._batch_bytes = [], 0
-        self._is_batch_file |= any(row.batch is not None for _, row in batch)
         texts = (row for _, row in batch if row.messages is None and row.continuation is None)
         text_ids = self._encode(texts)
         chat_ids = self._encode(row for _, row in batch if row.messages is not None)
@@ -257,8 +255,6 @@ class SpoolWriter:
         score_from: int = 0,
         num_cut: int = 0,
     ) -> None:
-        if row.is_foreign and self._is_batch_file:
-            row = replace(row, batch={})  # answered as the lines beside it are
         extras = _extras_blob(row, num_cut)
         record = np.array(
             (
@@ -358,6 +354,8 @@ def _extras_blob(row: Row, num_cut: int) -> bytes:
         extras["overrides"] = row.overrides
     if row.batch is not None:
         extras["batch"] = row.batch
+    if row.is_foreign:
+        extras["foreign"] = True
     if num_cut:
         extras["cut"] = num_cut
     return json.dumps(extras).encode() if extras else b""

@@ -1,6 +1,7 @@
 """config.json, old spellings and new, through its family's table into switches.
 
-Read raw, and everything that is wrong with it is told at once. Knows no weights and no devices.
+Read raw, and everything that is wrong with it is told at once. Knows no devices, and of weights no
+more than whether there is a head among them.
 """
 
 from __future__ import annotations

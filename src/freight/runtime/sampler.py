@@ -92,7 +92,8 @@ def _choose(logits: torch.Tensor, settings: _Settings, draws: Sequence[Draw]) ->
         if draw.is_adjusted:
             adjust(row, draw.params, draw.history, draw.banned)
             if len(draw.banned) >= len(row) and not row.isfinite().any():
-                row.copy_(logits[draw.place])  # where bans leave nothing, as if there were none
+                # Bans leave nothing: as if there were none.
+                adjust(row.copy_(logits[draw.place]), draw.params, draw.history, ())
         if draw.allowed is not None:
             _keep_to(row, draw.allowed, logits[draw.place])
     if not settings.temperature:

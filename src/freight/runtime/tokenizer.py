@@ -100,14 +100,14 @@ class Tokenizer:
 
     def decode_answer(self, ids: Sequence[int]) -> str:
         """``decode`` of what comes behind a prompt: some decoders take the first space off a text,
-        and here it is none of the text's beginning."""
+        and this is taken for no text's beginning."""
         return self._decode_behind(ids, skips_special=True)
 
     def _decode_behind(self, ids: Sequence[int], *, skips_special: bool) -> str:
         before = self._letter
         own = [*before.ids, *ids]
         text: str = self._backend.decode(own, skip_special_tokens=skips_special)
-        return text[len(before.text) :]
+        return text.removeprefix(before.text)
 
     @cached_property
     def _letter(self) -> _Before:
@@ -117,11 +117,11 @@ class Tokenizer:
         if '"Strip"' not in kind and '"Metaspace"' not in kind:
             return _Before(ids=(), text="")
         added = self._backend.get_added_tokens_decoder()
-        pieces = sorted(self._backend.get_vocab(with_added_tokens=False).items())
-        for piece, number in pieces:
-            if piece.isascii() and piece.isalpha() and number not in added:
-                text: str = self._backend.decode([number], skip_special_tokens=True)
-                return _Before(ids=(number,), text=text)
+        pieces = self._backend.get_vocab(with_added_tokens=False).items()
+        plain = [own for own in pieces if own[0].isalpha() and own[1] not in added]
+        for piece, number in sorted(plain, key=lambda own: (not own[0].isascii(), own)):
+            if self._backend.decode([number], skip_special_tokens=True) == piece:
+                return _Before(ids=(number,), text=piece)
         return _Before(ids=(), text="")
 
     def _token_text(self, token_id: int) -> str:
