@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from freight.distributed.pipeline.engine import StageEngine
 from freight.distributed.pipeline.forecasts import StageForecaster, flow
-from freight.distributed.pipeline.wires import Wires
+from freight.distributed.pipeline.wires import Wires, hop_of
 from freight.distributed.ranks import Ranks
 from freight.entrypoints import own_machine
 from freight.entrypoints.profile import default_path
@@ -243,6 +243,13 @@ def test_sweeps_that_are_alike_settle(
     told, exact = (flow(some, blocks, hops, 1).decode_s for some in (together, apart))
     slack = sum(max(own) + max(token_s) + latency_s for own in lists) * len(stages)
     assert exact - slack <= told <= exact + slack
+
+
+def test_no_link_is_endlessly_fast() -> None:
+    """Small messages that waited for a core take longer than large ones that did not."""
+    assert hop_of(1000, 3.0, 1.0) == Hop(bytes_per_s=500.0, latency_s=0.5)
+    for alone_s in (1.5, 1.999, 2.0, 9.0):
+        assert hop_of(1000, 2.0, alone_s) == Hop(bytes_per_s=1000.0, latency_s=alone_s / 2)
 
 
 def test_all_ranks_learn_what_is_between_them() -> None:
