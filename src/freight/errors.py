@@ -22,6 +22,7 @@ __all__ = [
     "JobError",
     "ModelError",
     "RankError",
+    "reason_of",
 ]
 
 
@@ -57,3 +58,8 @@ class JobError(FreightError):
 
 class RankError(FreightError):
     """A process of a run over several failed, or does not agree with the others."""
+
+
+def reason_of(error: Exception) -> str:
+    """What was wrong, in the system's words where it refused, without its number and the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -60,28 +60,25 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
-def _whole(name: str, value: object) -> int:
+def _whole(name: str, value: object, wanted: str = "a whole number") -> int:
     own = _plain(value)
     if isinstance(own, int) and not isinstance(own, bool):
         return own
-    raise _refuse(name, value, "a whole number")
+    raise _refuse(name, value, wanted)
 
 
 def _number(name: str, value: object) -> float:
     own = _plain(value)
-    if isinstance(own, int | float) and abs(own) <= sys.float_info.max:
-        if not isinstance(own, bool):
-            return float(own)
+    is_number = isinstance(own, int | float) and not isinstance(own, bool)
+    if is_number and abs(own) <= sys.float_info.max:
+        return float(own)
     raise _refuse(name, value, "a number")
 
 
 def _size(name: str, value: object) -> int:
     if isinstance(value, str):
         return parse_bytes(value, name=name)
-    own = _plain(value)
-    if isinstance(own, int) and not isinstance(own, bool):
-        return own
-    raise _refuse(name, value, 'a text like "8GiB", or a whole number of bytes')
+    return _whole(name, value, 'a text like "8GiB", or a whole number of bytes')
 
 
 def _shares(name: str, value: object) -> Shares | None:

@@ -22,7 +22,7 @@ from freight.entrypoints.own_machine import keep_recalibrated, nominal_s, own_ma
 from freight.entrypoints.progress import Progress, format_report
 from freight.entrypoints.shares import parse_shares
 from freight.entrypoints.version import freight_version
-from freight.errors import InputError
+from freight.errors import InputError, reason_of
 from freight.hardware.machine import Machine
 from freight.jobs.identity import model_identity
 from freight.jobs.json_values import read_biases
@@ -229,10 +229,9 @@ def _read_text(flag: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(
             f"{flag} {path} was given.",
-            f"It cannot be read as text: {reason}.",
+            f"It cannot be read as text: {reason_of(error)}.",
             "Name a file that is there, in UTF-8.",
         ) from error
 

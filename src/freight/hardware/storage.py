@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from freight.errors import FreightError, InputError
+from freight.errors import FreightError, InputError, reason_of
 from freight.hardware.curve import as_curve
 from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
 
@@ -56,10 +56,9 @@ def read_machine(path: Path) -> Machine:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(
             f"The machine in {path} was asked for.",
-            f"The file cannot be read: {reason}.",
+            f"The file cannot be read: {reason_of(error)}.",
             "Name a preset, or a file that freight profile has written.",
         ) from error
     return _parse(text, str(path))

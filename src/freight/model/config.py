@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from freight.errors import ModelError
+from freight.errors import ModelError, reason_of
 from freight.model.contradictions import contradictions
 from freight.model.families import (
     ACTIVATIONS,
@@ -102,10 +102,9 @@ def read_config(model_dir: Path) -> ModelConfig:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = error.strerror or str(error)
         raise ModelError(
             asked,
-            f"Its config.json cannot be read ({reason}).",
+            f"Its config.json cannot be read ({reason_of(error)}).",
             "Give the directory that holds config.json, tokenizer and weights.",
         ) from error
     except ValueError as error:

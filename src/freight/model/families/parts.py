@@ -1,8 +1,9 @@
 """Models that also see or hear whose decoder is a model of its own, with a configuration that says
 of which family: where it is in that of the whole. Rows are text here, of which no other part reads.
 
-Each has been held against the whole model: some of those that are not here read a prompt from both
-sides, or have layers that only pictures reach.
+Each has been held against the whole model, but InternVL's by its makers, of which transformers has
+another kind. Some that are not here read a prompt from both sides, or have layers that pictures
+alone reach.
 """
 
 from __future__ import annotations
