@@ -25,7 +25,7 @@ from freight.model.families import (
     reading_part,
 )
 from freight.model.heads import OtherHeads, Sharing
-from freight.model.layer_kinds import Experts, Latent, Recurrence
+from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
 from freight.model.own_head import has_own_head
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
@@ -73,6 +73,7 @@ _FLAGS: Final = (
     "window_sinks",
     "value_norm",
     "layer_scales",
+    "limits_first",
 )
 _NUMBERS: Final = (
     "norm_eps",
@@ -165,6 +166,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["experts"] = _read_experts(config, keys, num_layers)
     switches["latent"] = _read_latent(config, keys)
     switches["recurrence"] = _read_recurrence(config, keys)
+    switches["streams"] = _read_streams(config, keys)
     parts = config.raw.get("layer_parts")
     switches["factors"] = _read_factors(config)
     switches["mlp_limits"] = _read_limits(config, "mlp_limits")
@@ -358,6 +360,21 @@ def _read_latent(config: RawConfig, keys: Mapping[str, Key]) -> Latent | None:
         key_width=config.count(keys["latent_key_width"]) or 0,
         value_width=config.count(keys["latent_value_width"]) or 0,
         query_rank=config.count(keys["query_rank"]),
+        eps=config.number(keys["latent_eps"]) or 0.0,
+    )
+
+
+def _read_streams(config: RawConfig, keys: Mapping[str, Key]) -> Streams | None:
+    count = config.count(keys["streams"])
+    if count is None:
+        return None
+    return Streams(
+        count=count,
+        floor=config.number(keys["stream_floor"]) or 0.0,
+        magnitude=config.number(keys["stream_magnitude"]) or 0.0,
+        least_share=config.number(keys["stream_least"]) or 0.0,
+        rounds=config.count(keys["stream_rounds"]) or 0,
+        weighs_last=config.flag(keys["stream_head"]),
     )
 
 

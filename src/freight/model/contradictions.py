@@ -115,6 +115,7 @@ def contradictions(config: ModelConfig) -> list[str]:
     problems += _value_problems(config)
     problems += _sharing_problems(config)
     problems += _limit_problems(config)
+    problems += _stream_problems(config)
     if config.layer_inputs is not None and config.layer_inputs < 1:
         problems.append(f"{config.layer_inputs} inputs are given for each layer")
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
@@ -183,6 +184,34 @@ def _limit_problems(config: ModelConfig) -> list[str]:
     return problems
 
 
+def _stream_problems(config: ModelConfig) -> list[str]:
+    """Of a residual stream that is several."""
+    own = config.streams
+    if own is None:
+        return []
+    problems = []
+    if own.count < 1 or own.rounds < 0:
+        problems.append(f"there are {own.count} residual streams, mixed in {own.rounds} rounds")
+    if not (own.floor > 0 and own.magnitude > 0 and own.least_share >= 0):
+        problems.append("residual streams have weights and shares that are no numbers above 0")
+    experts = config.experts
+    others = (
+        config.norm_place != "before",
+        config.attends_aside,
+        config.residual_scale is not None,
+        config.layer_inputs is not None,
+        config.layer_scales,
+        bool(config.factors),
+        experts is not None and (experts.beside_mlp or bool(experts.latent_size)),
+    )
+    if any(others):
+        problems.append(
+            "residual streams are entered by blocks with a norm before them, one after the other, "
+            "whose updates are not scaled"
+        )
+    return problems
+
+
 def _sharing_problems(config: ModelConfig) -> list[str]:
     """Of layers that attend the keys of others."""
     own = config.sharing
@@ -210,14 +239,16 @@ def _latent_problems(config: ModelConfig) -> list[str]:
         return []
     widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank or 1)
     problems = [] if min(widths) > 0 else ["a width of latent attention is below 1"]
+    if not latent.eps > 0:
+        problems.append(f"norms of latents have an epsilon of {latent.eps}")
     turned = {None if rope is None else rope.rotary_dim for rope in config.ropes}
     width = config.head_dim - latent.rank
-    if config.num_kv_heads != 1 or width < 1 or turned not in ({width}, {None}):
+    if config.num_kv_heads != 1 or width < 0 or turned not in ({width}, {None}):
         problems.append("keys of latents are not one head of a latent and what is rotated")
-    if config.fused_qkv or config.qk_norm != "none" or config.attention_sinks:
-        problems.append("latent attention has projections and norms of its own, and no sinks")
-    if config.attention_gates not in ("none", "heads"):
-        problems.append("what is attended over latents has a gate for each head, or none")
+    if config.fused_qkv or config.qk_norm != "none":
+        problems.append("latent attention has projections and norms of its own")
+    if config.attention_gates == "queries":
+        problems.append("what is attended over latents has gates apart from queries, or none")
     return problems
 
 

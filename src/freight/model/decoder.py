@@ -44,6 +44,13 @@ from freight.model.programme import (
 from freight.model.projections import Projections
 from freight.model.recurrent_layers import recurrent_steps
 from freight.model.slope_steps import WIDE, Narrow, Widen, widened
+from freight.model.stream_layers import (
+    collapse_last,
+    enter_block,
+    leave_block,
+    set_aside,
+    spread,
+)
 from freight.model.switches import ModelConfig
 from freight.quantities import align_down, align_up
 
@@ -109,11 +116,15 @@ class _Builder(Projections):
         """The norm before a block, where there is one, and what the block works on."""
         if self.config.norm_place_in(layer) in ("after", "update"):
             return [], "x"
-        return [self.norm(f"layers.{layer}.{part}.norm", "x", "normed")], "normed"
+        own, prefix = self.config.streams, f"layers.{layer}.{part}"
+        before = [] if own is None else enter_block(self, own, prefix)
+        return [*before, self.norm(f"layers.{layer}.{part}.norm", "x", "normed")], "normed"
 
     def left(self, layer: int, part: str, last: Project) -> list[Step]:
         """A block's last product goes into the residual stream, with norms where they are."""
         c, place, prefix = self.config, self.config.norm_place_in(layer), f"layers.{layer}.{part}"
+        if c.streams is not None:
+            return [replace(last, out="update"), *leave_block(c.streams, "update")]
         if place in ("both", "update") or c.residual_scale is not None:
             steps: list[Step] = [replace(last, out="update")]
             if place in ("both", "update"):
@@ -145,6 +156,7 @@ class _Builder(Projections):
         if c.layer_inputs is not None:
             look_up, *inner = make_inputs(self)
             steps = [steps[0], look_up, *steps[1:], *inner]
+        steps += [] if c.streams is None else spread(c.streams)
         return Unit(name="embedding", kind="embedding", layer=None, steps=tuple(steps))
 
     def attention(self, layer: int) -> Unit:
@@ -226,7 +238,7 @@ class _Builder(Projections):
             *([narrow(layer, self.matrix)] if experts.latent_size else []),
             self.router(layer, experts),
             *(self.expert(layer, experts, number) for number in range(experts.num_experts)),
-            *([self.closing(layer)] if self.config.norms_sum else []),
+            *([self.closing(layer)] if self.config.closes_experts else []),
             *([widen(layer, self.matrix)] if experts.latent_size else []),
         ]
 
@@ -263,9 +275,15 @@ class _Builder(Projections):
         if c.gated_mlp and c.gate_limit is not None:
             steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
         else:
-            steps.append(activation_step(c.activation, prefix, inner, self.vector))
             # What the function makes of no number is below the negative of a limit.
-            steps += [] if limit is None else [Clip(x=own, limit=limit) for own in ("gate", "up")]
+            is_first = c.limits_first
+            limits = (
+                [Clip(x="gate", limit=limit, is_top=is_first), Clip(x="up", limit=limit)]
+                if limit
+                else []
+            )
+            own = activation_step(c.activation, prefix, inner, self.vector)
+            steps += [*limits, own] if is_first else [own, *limits]
             steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
         steps.append(self.project(f"{prefix}.down", inner, "update", (dim, width), c.mlp_bias))
         return steps
@@ -294,6 +312,8 @@ class _Builder(Projections):
 
     def put_aside(self, layer: int) -> list[Step]:
         """What experts work on; in a parallel block attention's update is added then."""
+        if self.config.streams is not None:
+            return set_aside(self, self.config.streams, f"layers.{layer}.mlp")
         steps: list[Step] = [self.norm(f"layers.{layer}.mlp.norm", "x", "aside")]
         return [*steps, Add(x="x", y=self.config.beside)] if self.config.parallel else steps
 
@@ -305,7 +325,12 @@ class _Builder(Projections):
         assert isinstance(last, Project)
         gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
         found = join_experts(last, gate, experts, sums=self.config.norms_sum)
-        steps = [*self.put_aside(layer), *inner, *(found or self.left(layer, "shared", last))]
+        if not found:
+            is_sum = self.config.streams is not None
+            found = (
+                [replace(last, out="x", adds=True)] if is_sum else self.left(layer, "shared", last)
+            )
+        steps = [*self.put_aside(layer), *inner, *found]
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, experts: Experts, number: int) -> Unit:
@@ -331,6 +356,9 @@ class _Builder(Projections):
 
     def closing(self, layer: int) -> Unit:
         """What the experts and the MLP beside them have made goes into the stream at once."""
+        if (own := self.config.streams) is not None:
+            name, added = f"layers.{layer}.mlp.closing", leave_block(own, "x")
+            return Unit(name=name, kind="mlp", layer=layer, steps=tuple(added))
         prefix, made, name = f"layers.{layer}.mlp", "sum", "post_norm"
         if self.config.experts_see_stream:
             made, name = "aside", "norm"
@@ -344,4 +372,7 @@ class _Builder(Projections):
         if c.embedding_size != c.hidden_size:
             narrow = self.project("head.project", x, "narrowed", ("E", "D"))
         bias = self.vector("head.bias", "V") if c.head_bias else None
-        return head_unit(c, first_row, num_rows, norm=norm, narrow=narrow, bias=bias)
+        unit = head_unit(c, first_row, num_rows, norm=norm, narrow=narrow, bias=bias)
+        if c.streams is None:
+            return unit
+        return replace(unit, steps=(collapse_last(self, c.streams), *unit.steps))

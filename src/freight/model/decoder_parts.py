@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Final
 
 from freight.model.dims import dim_sizes
 from freight.model.programme import Norm, Project, Weight
 from freight.model.switches import ModelConfig
 
 __all__ = ["Parts"]
-
-_LATENT_EPS: Final = 1e-6
 
 
 class Parts:
@@ -54,7 +51,9 @@ class Parts:
 
     def latent_norm(self, name: str, x: str, dim: str) -> Norm:
         weight = self.vector(name, dim)
-        return Norm(x=x, out=x, kind="rms", weight=weight, bias=None, eps=_LATENT_EPS)
+        latent = self.config.latent
+        assert latent is not None
+        return Norm(x=x, out=x, kind="rms", weight=weight, bias=None, eps=latent.eps)
 
     def qk_norm(self, name: str, x: str, num_heads: int, width: str) -> Norm:
         heads = "N" if x == "q" else "K"

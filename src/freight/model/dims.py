@@ -4,7 +4,8 @@ D model width, E width of the embedding, F of an MLP, N query heads, K key/value
 width, U that of values where it is another, k and h heads and width of layers where these are
 others, n query heads of these, V vocabulary, P positions; p inputs that a layer has of its own, i
 those of all layers, w width of the MLP of layers that attend the keys of others; X experts, Y width
-of one, Z of the MLP beside them, L of what they work on where that is narrow. Those of latents and
+of one, Z of the MLP beside them, L of what they work on where that is narrow; s residual streams,
+m numbers that are said of them before a block, in c parts. Those of latents and
 recurrences beside these: no letter means two things.
 """
 
@@ -50,6 +51,10 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         parts.append({"p": config.layer_inputs, "i": config.input_columns})
     if config.sharing is not None:
         parts.append({"w": config.sharing.mlp_size})
+    if (streams := config.streams) is not None:
+        own_parts = 2 + (streams.rounds > 0)
+        said = streams.count + streams.share_columns
+        parts.append({"s": streams.count, "m": said, "c": own_parts})
     if config.recurrence is not None:
         parts.append(recurrent_sizes(config.recurrence))
     sizes = {letter: size for part in parts for letter, size in part.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Experts", "Latent", "Recurrence"]
+__all__ = ["Experts", "Latent", "Recurrence", "Streams"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +62,35 @@ class Latent:
     """Keys and values of all heads as one vector of ``rank`` numbers for each token, beside a key
     that is rotated, where any is (DeepSeek-V2). Of a query ``key_width`` numbers meet what that
     becomes for a head, whose values have ``value_width``; queries are made of ``query_rank``
-    numbers, where there is such a rank."""
+    numbers, where there is such a rank. Norms of both have the epsilon ``eps``."""
 
     rank: int
     key_width: int
     value_width: int
     query_rank: int | None
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streams:
+    """The residual stream as ``count`` streams (hyper-connections, 2409.19606): a block works on a
+    weighted sum of them, and what it makes goes into each by a share, up to ``magnitude``, to which
+    ``least_share`` is added; to weights ``floor`` is. With ``rounds`` streams are mixed as well, by
+    a matrix that so many rounds bring near a doubly stochastic one (2512.24880); without each stays
+    as it is. The head works on a sum whose weights it makes itself if it ``weighs_last``, else on
+    their mean."""
+
+    count: int
+    floor: float
+    magnitude: float
+    least_share: float
+    rounds: int
+    weighs_last: bool
+
+    @property
+    def share_columns(self) -> int:
+        """Numbers of a token by which a block's update goes into the streams."""
+        return self.count * (1 + self.count * (self.rounds > 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,6 +51,7 @@ from freight.model.routes import choose_experts
 from freight.model.slope_steps import Narrow, Widen
 from freight.model.slopes import narrow, widen
 from freight.model.stems import attend_stems
+from freight.model.streams import STREAM_STEPS
 from freight.model.value_layers import VALUE_STEPS
 from freight.model.workspace import Workspace
 
@@ -374,6 +375,7 @@ def _side_by_side(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, tor
 
 _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     **VALUE_STEPS,
+    **STREAM_STEPS,
     Attend: _attend,
     Combine: _combine,
     Dispatch: _dispatch,

@@ -34,6 +34,14 @@ from freight.model.recurrent_steps import (
 )
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import SlopeStep
+from freight.model.stream_steps import (
+    Average,
+    Collapse,
+    Expand,
+    Spread,
+    StreamStep,
+    stream_elements,
+)
 from freight.model.value_steps import (
     Activate,
     Add,
@@ -191,6 +199,7 @@ Step = (
     | RecurrentStep
     | ValueStep
     | SlopeStep
+    | StreamStep
 )
 
 
@@ -267,9 +276,9 @@ class Unit:
         return next(s.weight for s in reversed(self.steps) if isinstance(s, Project))
 
     def matmul_flops(self, num_tokens: int) -> int:
-        """Multiply-adds counted as two, projections only."""
+        """Multiply-adds counted as two, products only."""
         elements = sum(s.weight.num_elements for s in self.steps if isinstance(s, Project))
-        elements += sum(latent_elements(step) for step in self.steps)
+        elements += sum(latent_elements(step) + stream_elements(step) for step in self.steps)
         return 2 * num_tokens * elements
 
     def state_numbers(self) -> tuple[int, int]:
@@ -286,7 +295,9 @@ class Unit:
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
     makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues
-    if isinstance(step, makes_one | DeltaRule | Scan | SlopeStep):
+    if isinstance(step, Collapse):
+        return (step.out,) if step.shares is None else (step.out, step.shares)
+    if isinstance(step, makes_one | DeltaRule | Scan | SlopeStep | Spread | Average):
         return (step.out,)
     if isinstance(step, Deal):
         return tuple(dict.fromkeys(part.out for part in step.parts))
@@ -319,7 +330,7 @@ def _is_in_place(step: Step) -> bool:
     """Whether what it changes is made of what was there."""
     if isinstance(step, Project):
         return step.adds
-    makes_new = Embed | Norm | Split | Attend | Dispatch | LatentStep | Deal | SlopeStep
+    makes_new = Embed | Norm | Split | Attend | Dispatch | LatentStep | Deal | SlopeStep | Collapse
     return not isinstance(step, makes_new)
 
 
@@ -329,6 +340,8 @@ def _read_values(step: Step) -> tuple[str, ...]:
         return ()
     if isinstance(step, JoinLatent):
         return step.x, step.turned
+    if isinstance(step, Expand):
+        return step.x, step.y, step.shares
     if isinstance(step, Add | Multiply | Gate | Weigh | Combine):
         return step.x, step.y
     return (step.x,)
@@ -353,6 +366,8 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield from (step.positive, step.negative)
     if isinstance(step, Attend) and step.sinks is not None:
         yield step.sinks
+    if isinstance(step, Collapse):
+        yield from (step.weight, step.base, step.scale)
     if isinstance(step, Route):
         yield from (own for own in (step.corrections, step.gains) if own is not None)
 

@@ -98,7 +98,7 @@ class Projections(Parts):
         turns = [] if rope is None else [Rotate(x=y, num_heads=n, rope=rope) for y, n in turned]
         widths = {"latent_width": latent.rank, "turned_width": c.head_dim - latent.rank}
         steps: list[Step] = []
-        source, dims = x, "D"
+        source, dims, gates = x, "D", "N" if c.attention_gates == "heads" else "NU"
         if latent.query_rank is not None:
             name = f"{prefix}.q_down"
             steps.append(self.project(name, x, "narrow", ("Q", "D"), c.qkv_bias))
@@ -108,7 +108,7 @@ class Projections(Parts):
             *steps,
             self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
             AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
-            *([self.project(f"{prefix}.gates", x, "gates", ("N", "D"))] * c.gates_attention),
+            *([self.project(f"{prefix}.gates", x, "gates", (gates, "D"))] * c.gates_attention),
             self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
             SplitLatent(x="kept", latent="latent", turned="turned", **widths),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from freight.errors import ModelError
 from freight.model.heads import Heads, OtherHeads, Sharing
-from freight.model.layer_kinds import Experts, Latent, Recurrence
+from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
@@ -45,8 +45,8 @@ class ModelConfig:
     are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
     than ``gate_limit``, where there is one; else what ``activation`` says, and where ``mlp_limits``
     have a number for a layer both are kept between it and its negative in the MLP there, or the one
-    beside its experts. All updates of the
-    stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
+    beside its experts; with ``limits_first`` the gate is kept below it, before its function. All
+    updates of the stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing, those of ``other_heads`` have heads of another size.
     With ``value_norm`` values are divided by their root mean square, head by head; with
@@ -60,6 +60,7 @@ class ModelConfig:
     ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
     with or without experts, or "both", as all have where it is None. ``factors`` multiply what
     matrices of a layer make, by their names.
+    With ``streams`` the residual stream is several.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -126,6 +127,8 @@ class ModelConfig:
     sharing: Sharing | None
     dtype: str
     mlp_limits: tuple[float | None, ...] = ()
+    limits_first: bool = False
+    streams: Streams | None = None
     parts: tuple[str, ...] | None = None
     factors: tuple[tuple[str, float], ...] = ()
     packing: Packing | None = None
@@ -175,6 +178,11 @@ class ModelConfig:
         return experts is not None and is_behind and not experts.beside_mlp
 
     @property
+    def closes_experts(self) -> bool:
+        """Whether what experts make goes into the stream at once, after the last of them."""
+        return self.norms_sum or (self.experts is not None and self.streams is not None)
+
+    @property
     def experts_see_stream(self) -> bool:
         """Whether experts work on the stream as it is: what they make is aside meanwhile."""
         return self.experts is not None and self.norm_place == "update"
@@ -184,7 +192,9 @@ class ModelConfig:
         """The values that pass from unit to unit, and how wide they are: the residual stream; what
         experts work on, or attention's update where the next unit must find the stream as it was;
         what experts have made so far, or that update; what they work on and make where that is
-        narrow; what layers have of a token as inputs of their own."""
+        narrow; what layers have of a token as inputs of their own; residual streams where these
+        are several, and by what the experts' sum, which is in the place of the one, goes into each.
+        """
         experts = self.experts
         has_two = self.attends_aside or experts is not None
         sums = self.norms_sum and not self.experts_see_stream
@@ -193,6 +203,9 @@ class ModelConfig:
         narrow = ("narrow", "made") if experts is not None and experts.latent_size else ()
         width = experts.latent_size if experts is not None else 0
         inputs = [("inputs", self.input_columns)] if self.layer_inputs else []
+        if (own := self.streams) is not None:
+            inputs.append(("streams", own.count * self.hidden_size))
+            inputs += [("shares", own.share_columns)] if experts is not None else []
         plain = (*((own, self.hidden_size) for own in names), *((own, width) for own in narrow))
         return (*plain, *inputs)
 

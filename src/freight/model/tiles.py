@@ -1,6 +1,6 @@
 """How many rows of a compressed matrix are made plain at once: few on a CPU, which keeps them in a
 cache, many on a device, where every call costs some microseconds. And how many tokens a CPU lays
-anew at once."""
+anew at once, or are widened together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Final
 
 from freight.model.number_format import TILE_ROWS
 
-__all__ = ["laid_tokens", "tile_rows"]
+__all__ = ["STREAM_TOKENS", "laid_tokens", "tile_rows"]
 
+STREAM_TOKENS: Final = 64
+"""Tokens whose streams are wide at once."""
 _DEVICE_NUMBERS: Final = 1 << 24
 _LAID_NUMBERS: Final = 1 << 22
 _MOST_LAID: Final = 2048

@@ -105,7 +105,8 @@ def _cap(step: Cap, frame: Frame) -> None:
 
 
 def _clip(step: Clip, frame: Frame) -> None:
-    frame.values[step.x].clamp_(-step.limit, step.limit)
+    least = None if step.is_top else -step.limit
+    frame.values[step.x].clamp_(least, step.limit)
 
 
 VALUE_STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {

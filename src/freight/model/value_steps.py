@@ -115,10 +115,11 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """x = x, between -limit and limit, in place"""
+    """x = x, between -limit and limit, in place; no more than limit where it ``is_top`` alone"""
 
     x: str
     limit: float
+    is_top: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -130,6 +130,7 @@ def _refuse_unknown(config: ModelConfig) -> None:
         "keys kept as latents": config.latent is not None,
         "norms of what their experts make together": config.norms_sum,
         "heads of several sizes": config.other_heads is not None,
+        "several residual streams": config.streams is not None,
         "values that are narrower than keys": config.value_width is not None,
         "experts beside attention": config.parallel and config.experts is not None,
         "scores that sink with the distance": config.slope_span is not None,

@@ -37,6 +37,7 @@ from freight.model.programme import (
 )
 from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 from freight.model.slope_steps import Narrow, Widen
+from freight.model.stream_steps import Average, Collapse, Expand, Spread
 
 __all__ = ["bytes_passed"]
 
@@ -56,6 +57,10 @@ _PASSES: Final[Mapping[type, float]] = {
     Deal: 2.0,
     Convolve: 2.0,
     **dict.fromkeys((Widen, Narrow), 2.5),
+    Spread: 6.0,
+    Average: 3.0,
+    Collapse: 5.0,
+    Expand: 6.0,
 }
 _PASSES_OF_NORM: Final[Mapping[str, float]] = {
     **dict.fromkeys(("rms", "rms_plus_one"), 7.0),
@@ -146,6 +151,11 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
         columns[step.out] = step.num_heads * step.value_width
     elif isinstance(step, Weigh) and step.x not in columns:  # in such a half
         columns[step.x] = _wanted(unit, step.x)
+    elif isinstance(step, Spread):
+        columns[step.out] = columns.get(step.x, 0) * step.num_streams
+    elif isinstance(step, Collapse):
+        columns[step.x] = step.weight.num_columns // step.num_said
+        columns[step.out] = columns[step.x] // step.num_streams
     elif isinstance(step, Deal):
         columns |= {part.out: part.num_columns for part in step.parts}
     elif isinstance(step, SplitLatent):

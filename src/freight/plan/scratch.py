@@ -29,8 +29,9 @@ from freight.model.programme import (
 )
 from freight.model.recurrent_steps import Deal, DeltaRule, Scan
 from freight.model.slope_steps import Narrow, Widen
+from freight.model.stream_steps import Average, Collapse, Expand, Spread
 from freight.model.switches import ModelConfig
-from freight.model.tiles import laid_tokens, tile_rows
+from freight.model.tiles import STREAM_TOKENS, laid_tokens, tile_rows
 from freight.plan.layout import WeightLayout
 from freight.plan.policy import Policy
 from freight.plan.workload import Workload
@@ -207,6 +208,10 @@ def _unit_bytes(
             columns |= {part.out: part.num_columns for part in step.parts}
         elif isinstance(step, DeltaRule | Scan):
             columns[step.out] = step.num_heads * step.value_width
+        elif isinstance(step, Spread):
+            columns[step.out] = columns[step.x] * step.num_streams
+        elif isinstance(step, Average | Collapse | Expand):
+            scratch, sums = _stream_bytes(step, columns, num_tokens)
         elif isinstance(step, Weigh):
             # What softplus takes and makes is in float32.
             scratch = columns[step.y] * (size + 8 * (step.function == "softplus"))
@@ -215,6 +220,26 @@ def _unit_bytes(
         peak = max(peak, num_tokens * (held + scratch) + fixed)
         as_integers.difference_update(changed_values(step))
     return peak
+
+
+def _stream_bytes(
+    step: Average | Collapse | Expand, columns: dict[str, int], num_tokens: int
+) -> tuple[int, int]:
+    """What a token of a stream that is several takes, and what those do that are wide at once;
+    notes what the step makes."""
+    wide = columns[step.x]
+    narrow, said = wide // step.num_streams, 0
+    if isinstance(step, Collapse):
+        columns.setdefault(step.out, narrow)
+        said = step.num_said
+        if step.shares is not None:
+            columns.setdefault(step.shares, step.share_columns)
+    elif isinstance(step, Average):
+        columns.setdefault(step.out, narrow)
+    else:
+        wide, said = 2 * wide, columns[step.shares]
+    together = min(num_tokens, STREAM_TOKENS)
+    return 4 * said, together * 4 * (wide + narrow + said) + 4 * 64
 
 
 def _attention_bytes(

@@ -7,7 +7,7 @@ operations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -21,21 +21,26 @@ from freight.plan.policy import Policy
 from freight.plan.scratch import scored_chunk
 from freight.runtime.batches import PreparedBatch
 from freight.runtime.buffers import Buffers
-from freight.runtime.residual import Parts
+from freight.runtime.residual import Parts, by_name
 from freight.runtime.scores import RunningScores, Scores
 
 __all__ = ["Head"]
 
 
 class Head:
-    """Picks, computes and hands over; ``buffers`` hold what it leaves between chunks. Of what it
-    picks, rows of the whole residual stream, it needs the first ``columns``."""
+    """Picks, computes and hands over; ``buffers`` hold what it leaves between chunks. What it picks
+    are rows of all that is ``carried``, the residual stream and what goes beside it."""
 
     def __init__(
-        self, policy: Policy, columns: int, *, buffers: Buffers, workspace: Workspace
+        self,
+        policy: Policy,
+        carried: Sequence[tuple[str, int]],
+        *,
+        buffers: Buffers,
+        workspace: Workspace,
     ) -> None:
         self._policy = policy
-        self._columns = columns
+        self._carried = carried
         self._buffers = buffers
         self._workspace = workspace
 
@@ -106,7 +111,7 @@ class Head:
         """The unit's logits [n, c] of rows of the residual stream, in the workspace's present
         frame."""
         columns = self._workspace.take(x.shape[0], unit.last_matrix.num_rows, dtype=x.dtype)
-        values = {"x": x[:, : self._columns], "logits": columns}
+        values = {**by_name(self._carried, x), "logits": columns}
         run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
         return columns
 

@@ -38,7 +38,7 @@ from freight.runtime.weights import EmbeddingTable
 __all__ = ["Performer"]
 
 
-_MADE: Final = frozenset({"x", "inputs"})
+_MADE: Final = frozenset({"x", "inputs", "streams"})
 """What the embedding makes of the values that pass from unit to unit."""
 
 Ids = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ class Performer:
         self._buffers = placement.buffers
         self._workspace = placement.workspace
         self._head = Head(
-            self._policy, config.hidden_size, buffers=self._buffers, workspace=self._workspace
+            self._policy, programme.carried, buffers=self._buffers, workspace=self._workspace
         )
         self._batches = batches
         self._to_device = to_device

@@ -13,7 +13,7 @@ from freight.plan.operation import Operation
 from freight.runtime.batches import PreparedBatch
 from freight.runtime.borrowed_rows import BorrowedRows
 
-__all__ = ["Parts", "ResidualStream"]
+__all__ = ["Parts", "ResidualStream", "by_name"]
 
 Parts = Sequence[tuple[int, torch.Tensor]]
 """(first token, rows [n, columns]), in order, without gaps."""
@@ -52,8 +52,13 @@ class ResidualStream:
 
     def values(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """What passes from unit to unit, by name: views of the columns of ``rows``."""
-        values, first = {}, 0
-        for name, columns in self._programme.carried:
-            values[name] = rows[:, first : first + columns]
-            first += columns
-        return values
+        return by_name(self._programme.carried, rows)
+
+
+def by_name(carried: Sequence[tuple[str, int]], rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What is ``carried`` side by side in ``rows``: the columns of each value."""
+    values, first = {}, 0
+    for name, columns in carried:
+        values[name] = rows[:, first : first + columns]
+        first += columns
+    return values

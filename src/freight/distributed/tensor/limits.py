@@ -60,6 +60,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "gates with a limit": config.gate_limit is not None
         or bool(config.mlp_limits)
         or (experts is not None and bool(experts.limits)),
+        "several residual streams": config.streams is not None,
         "norms of updates alone": config.norm_place == "update",
         "norms without gains": config.norm == "layer_bare",
         "queries, keys and values with a limit": config.qkv_limit is not None,

@@ -26,6 +26,7 @@ from freight.model.families.gemma2 import GEMMA2, VAULT_GEMMA
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.gemma4 import GEMMA4
 from freight.model.families.glm import GLM, GLM4, GLM4V
+from freight.model.families.glm5_next import GLM5_NEXT
 from freight.model.families.glm_moe import DOTS1, GLM4_MOE, GLM4V_MOE, SOLAR_OPEN
 from freight.model.families.gpt2 import GPT2, GPT_BIGCODE
 from freight.model.families.gpt_neo import GPT_NEO
@@ -41,6 +42,7 @@ from freight.model.families.granite import (
 )
 from freight.model.families.granite_swash import GRANITE_MOE_SWASH, GRANITE_SWASH
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
+from freight.model.families.hy4 import HY_V4
 from freight.model.families.internlm import INTERNLM2, INTERNLM3
 from freight.model.families.kimi import KIMI_LINEAR
 from freight.model.families.kolibri import KOLIBRI1
@@ -139,6 +141,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "axk1": AXK1,
     "deepseek_v32": DEEPSEEK_V32,
     "glm_moe_dsa": GLM_MOE_DSA,
+    "hy_v4": HY_V4,
+    "glm5_next": GLM5_NEXT,
     "youtu": YOUTU,
     "minicpm": MINICPM,
     "minicpm3": MINICPM3,

@@ -31,7 +31,8 @@ def spell_out_latents(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     raw = name_experts({"moe_intermediate_size": 2048, **raw})
     rank, turned = raw.get("kv_lora_rank", 512), raw.get("qk_rope_head_dim", 64)
     keys = raw.get("qk_nope_head_dim", 128)
-    if not all(isinstance(width, int) and width > 0 for width in (rank, turned, keys)):
+    are_widths = all(isinstance(width, int) and width >= 0 for width in (rank, turned, keys))
+    if not are_widths or not rank or not keys:
         return {**raw, "latent_rank": rank, "latent_head": None}
     widths = {"latent_rank": rank, "latent_head": rank + turned, "rotary_width": turned}
     return {**raw, **widths, "score_scalar": _scalar(raw, keys + turned)}

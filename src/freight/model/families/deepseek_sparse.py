@@ -11,10 +11,10 @@ from typing import Any, Final
 from freight.model.families.deepseek import DEEPSEEK_V3
 from freight.model.families.table import Family, fixed, read
 
-__all__ = ["DEEPSEEK_V32", "GLM_MOE_DSA"]
+__all__ = ["DEEPSEEK_V32", "GLM_MOE_DSA", "attend_all"]
 
 
-def _attend_all(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def attend_all(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Rows end where the indexer would leave out keys; a count that is no number is refused."""
     stated = {name: value for name, value in raw.items() if value is not None}
     limits = [stated.get("index_topk", 2048), stated.get("max_position_embeddings", 163_840)]
@@ -25,7 +25,7 @@ def _attend_all(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _attend_all_of_wide_heads(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     own = {"q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256}
-    return _attend_all({**own, "max_position_embeddings": 202_752, **raw})
+    return attend_all({**own, "max_position_embeddings": 202_752, **raw})
 
 
 DEEPSEEK_V32: Final = Family(
@@ -33,7 +33,7 @@ DEEPSEEK_V32: Final = Family(
     model_types=("deepseek_v32",),
     keys={**DEEPSEEK_V3.keys, "rotary_pairs": fixed(True)},
     tensors=DEEPSEEK_V3.tensors,
-    prepare=_attend_all,
+    prepare=attend_all,
 )
 
 GLM_MOE_DSA: Final = Family(
