@@ -86,6 +86,7 @@ from transformers import (
 from transformers.models.gemma4_unified.configuration_gemma4_unified import (
     Gemma4UnifiedTextConfig,
 )
+from transformers.models.hy_v4.configuration_hy_v4 import HYV4Config
 from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
@@ -493,6 +494,20 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm-5": deepseek(
         GlmMoeDsaConfig, attention_bias=True, rope_parameters={"rope_theta": 500.0}, **INDEXER
     ),
+    "hy 4": deepseek(HYV4Config, swiglu_limit=0.5, **INDEXER),
+    "hy 4, biases": deepseek(
+        HYV4Config,
+        swiglu_limit=1e9,
+        hc_mult=3,
+        hc_magnitude=1.5,
+        hc_eps=1e-3,
+        n_group=3,
+        topk_group=2,
+        attention_bias=True,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        rope_parameters={"rope_theta": 500.0},
+        **INDEXER,
+    ),
     "mistral 4": mistral4(),
     "mistral 4, groups": mistral4(
         first_k_dense_replace=0, n_group=3, topk_group=2, q_lora_rank=None, rope_interleave=False
@@ -864,6 +879,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "rope_scaling": None,
         "tie_word_embeddings": False,
+    },
+    "hy-4": {
+        "architectures": ["HYV4ForCausalLM"],
+        "pad_token_id": 1,
+        "model_type": "hy_v4",
+        "hc_eps": 1e-6,
+        "hc_magnitude": 2.0,
+        "hc_mult": 4,
+        "index_head_dim": 24,
+        "index_n_heads": 3,
+        "index_topk": 72,
+        "kv_lora_rank": 32,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "q_lora_rank": 40,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "swiglu_limit": 0.5,
+        "v_head_dim": 24,
     },
     "gemma-2": {
         "architectures": ["Gemma2ForCausalLM"],

@@ -210,6 +210,15 @@ class ModelConfig:
         return (*plain, *inputs)
 
     @property
+    def handed_on(self) -> tuple[str, int]:
+        """Of these the one that a layer hands on to the next, and how wide it is: the residual
+        stream, or all of them where they are several."""
+        own = self.streams
+        if own is None:
+            return "x", self.hidden_size
+        return "streams", own.count * self.hidden_size
+
+    @property
     def input_columns(self) -> int:
         """Numbers of a token that all layers have as inputs of their own."""
         return self.num_layers * (self.layer_inputs or 0)

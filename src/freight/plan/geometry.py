@@ -174,7 +174,7 @@ def _embedding_bytes(config: ModelConfig, layout: WeightLayout, policy: Policy) 
     """Rows of tables that must be fetched, or what comes from another stage."""
     far = [table.weight for table in layout.tables if table.is_far(policy.compute_tier)]
     columns = sum(weight.num_columns for weight in far)
-    columns += config.hidden_size * layout.programme.receives
+    columns += config.handed_on[1] * layout.programme.receives
     return policy.max_batch_tokens * columns * layout.element_bytes
 
 
@@ -240,7 +240,7 @@ def _measure_rows(
         embedding_bytes=0,
         embeds_in_place=False,
         embedding_slots=block if receives else RING_SLOTS["embedding rows"],
-        departing_bytes=policy.max_batch_tokens * config.hidden_size * size if sends else 0,
+        departing_bytes=policy.max_batch_tokens * config.handed_on[1] * size if sends else 0,
         logit_rows=logit_rows,
         logits_bytes=block * logit_rows * config.vocab_size * 4,
         picked_bytes=block * (logit_rows + scored) * row_bytes,

@@ -131,8 +131,8 @@ class WorkSizes:
         layout, policy, geometry = plan.layout, plan.policy, plan.geometry
         workload = plan.workload
         programme = layout.programme
-        received = (1.0, config.hidden_size * layout.element_bytes)
-        handed_on = config.hidden_size if programme.sends else 0
+        received = (1.0, config.handed_on[1] * layout.element_bytes)
+        handed_on = config.handed_on[1] if programme.sends else 0
         return cls(
             policy=policy,
             page_bytes=geometry.page_bytes,

@@ -28,7 +28,7 @@ def sending_s(
     if shares.stages > 1:
         is_inside = not chip.host_chips or shares.stages * shares.ranks <= chip.host_chips
         rate = chip.link_bytes_per_s if is_inside else chip.outer_bytes_per_s
-        num_bytes = step.num_tokens * config.hidden_size * activation_bytes
+        num_bytes = step.num_tokens * config.handed_on[1] * activation_bytes
         seconds += num_bytes / shares.ranks / rate
         seconds += chip.link_latency_s if is_inside else chip.outer_latency_s
     return seconds

@@ -151,9 +151,10 @@ class BatchPreparer:
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
         self._receives = programme.receives
         self._looks_back = any(unit.kind == "queries" for unit in programme.units)
-        columns = [config.hidden_size] if self._receives else [own.columns for own in tables]
+        columns = [config.handed_on[1]] if self._receives else [own.columns for own in tables]
         self._row_bytes = [own * dtype.itemsize for own in columns]
-        self._departing_bytes = config.hidden_size * dtype.itemsize if programme.sends else 0
+        departing = config.handed_on[1] if programme.sends else 0
+        self._departing_bytes = departing * dtype.itemsize
 
     def get(self, sweep: int, k: int) -> PreparedBatch:
         return self._prepared[sweep, k]

@@ -25,6 +25,7 @@ from transformers import (
     PretrainedConfig,
     Qwen2Config,
 )
+from transformers.models.hy_v4.configuration_hy_v4 import HYV4Config
 
 from freight.demo import MODEL_DIR
 from freight.distributed.pipeline import planning
@@ -221,6 +222,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "command a+": cohere2_moe(),
     "glm4-moe": glm4_moe(num_hidden_layers=3),
     "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
+    # Several streams go from stage to stage, and with states.
+    "hy 4": deepseek(HYV4Config, num_hidden_layers=3, index_topk=256),
+    "glm 5.3": CONFIGS["glm 5.3"],
     # States and keys, and a stage of states alone.
     "qwen3.5 moe": CONFIGS["qwen3.5 moe"],
     "falcon h1": falcon_h1(num_hidden_layers=3),

@@ -71,6 +71,8 @@ REFUSED = {
     "glm": "rotation of neighbours",
     "glm-4.7 flash": "latents",
     "glm-5": "latents",
+    "hy 4": "several residual streams",
+    "hy 4, biases": "several residual streams",
     "glm4": "rotation of neighbours",
     "glm4-moe": "an MLP beside experts",
     "glm4-moe, groups": "groups",

@@ -24,6 +24,7 @@ from freight.plan.stages import StageModel
 from freight.runtime.answers import NewTokens
 from freight.runtime.engine import Engine, OpenedModel
 from freight.runtime.request import Completion, Request
+from freight.runtime.residual import by_name
 
 __all__ = ["StageEngine"]
 
@@ -130,7 +131,10 @@ class StageEngine(Engine):
         if unit.steps:
             return performer.perform(own)
         with torch.inference_mode():
-            stream = [(first, rows[:, : self._width]) for first, rows in performer.stream(own)]
+            name, carried = self.config.handed_on[0], self.programme.carried
+            stream = [
+                (first, by_name(carried, rows)[name]) for first, rows in performer.stream(own)
+            ]
             if unit.kind == "embedding":
                 self._enter(operation, stream)
             else:
@@ -161,7 +165,7 @@ class StageEngine(Engine):
 
     @property
     def _width(self) -> int:
-        return self.config.hidden_size
+        return self.config.handed_on[1]
 
     def _rows(self, place: torch.Tensor, count: int) -> torch.Tensor:
         used = place[: count * self._width * self.dtype.itemsize]

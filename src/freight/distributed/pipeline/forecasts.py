@@ -99,7 +99,7 @@ class StageForecaster:
         """The whole pipeline, of whose ``stages`` each says what its sweeps of a block take, with
         this one's own work as ``told`` of a block: bytes and lanes are of all its blocks."""
         count = self.blocks_in_flight
-        token_bytes = self.model.config.hidden_size * DTYPE_BYTES[self.model.dtype]
+        token_bytes = self.model.config.handed_on[1] * DTYPE_BYTES[self.model.dtype]
         phases = flow(stages, count, self.hops, token_bytes)
         return replace(
             told,
