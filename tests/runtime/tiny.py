@@ -94,6 +94,8 @@ def make_model(
         for name, buffer in model.named_buffers():
             if "correction" in name or "expert_bias" in name:
                 buffer.normal_(std=0.3)
+            if "tid2eid" in name:
+                buffer.random_(0, model.config.n_routed_experts)
             if "layer_scalar" in name:
                 buffer.normal_(mean=1.0, std=0.3)
     model = model.to(dtype)

@@ -15,13 +15,14 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowStates:
-    """Of R rows each brings ``counts[i]`` tokens from ``starts[i]`` on; its state is in
-    ``seats[i]``, and is nothing yet where ``is_new[i]`` is not 0."""
+    """Of R rows each brings ``counts[i]`` tokens from ``starts[i]`` on, behind ``lengths[i]`` that
+    it has had; its state is in ``seats[i]``, and is nothing yet where ``is_new[i]`` is not 0."""
 
     starts: Places
     counts: Places
     seats: Places
     is_new: Places
+    lengths: Places = field(default_factory=lambda: np.empty(0, np.int64))
     tables: dict[torch.device, torch.Tensor] = field(default_factory=dict, compare=False)
 
     def table(self, device: torch.device) -> torch.Tensor:

@@ -123,18 +123,18 @@ def rotate(
     workspace: Workspace,
     *,
     pairs: bool = False,
+    first: int = 0,
 ) -> None:
-    """Turn the first numbers of each head of x [T, D], in place: as many as cos and sin [T, r] have
-    with as many that follow, or as many ``pairs`` of neighbours."""
-    if (kernel := kernels_of(x.device).rotate) is not None and kernel(
-        x, num_heads, cos, sin, pairs=pairs
-    ):
+    """Turn numbers of each head of x [T, D], in place, from its ``first`` on: as many as cos and
+    sin [T, r] have with as many that follow, or as many ``pairs`` of neighbours."""
+    kernel = None if first else kernels_of(x.device).rotate
+    if kernel is not None and kernel(x, num_heads, cos, sin, pairs=pairs):
         return
     loops = find_loops() if has_words(x) and has_words(cos) and has_words(sin) else None
     if loops is None or not x.dtype == cos.dtype == sin.dtype:
-        _rotate_by_torch(x, num_heads, cos, sin, workspace, pairs=pairs)
+        _rotate_by_torch(x, num_heads, cos, sin, workspace, pairs=pairs, first=first)
         return
-    _rotate_by_loops(loops, x, num_heads, cos, sin, pairs=pairs)
+    _rotate_by_loops(loops, x, num_heads, cos, sin, pairs=pairs, first=first)
 
 
 def _rotate_by_loops(
@@ -145,15 +145,16 @@ def _rotate_by_loops(
     sin: torch.Tensor,
     *,
     pairs: bool,
+    first: int,
 ) -> None:
     assert cos.stride(0) == sin.stride(0)
-    numbers, pitch, width = as_numbers(x), x.stride(0), x.shape[1] // num_heads
+    numbers, pitch, width = as_numbers(x)[first:], x.stride(0), x.shape[1] // num_heads
     cosines, sines, angle_pitch = as_numbers(cos), as_numbers(sin), cos.stride(0)
     half = cos.shape[1]
     loop = loops.tokens.rotate_pairs if pairs else loops.tokens.rotate
 
-    def work(first: int, last: int) -> None:
-        loop(first, last, num_heads, width, numbers, pitch, cosines, sines, half, angle_pitch)
+    def work(begin: int, end: int) -> None:
+        loop(begin, end, num_heads, width, numbers, pitch, cosines, sines, half, angle_pitch)
 
     share_alike(x.shape[0], work, -(-_LEAST_SHARED // x.shape[1]))
 
@@ -166,10 +167,11 @@ def _rotate_by_torch(
     workspace: Workspace,
     *,
     pairs: bool,
+    first: int,
 ) -> None:
     half = cos.shape[1]
     cos, sin = cos[:, None, :], sin[:, None, :]
-    heads = x.view(x.shape[0], num_heads, -1)
+    heads = x.view(x.shape[0], num_heads, -1)[..., first:]
     if pairs:
         low, high = heads[..., : 2 * half : 2], heads[..., 1 : 2 * half : 2]
     else:

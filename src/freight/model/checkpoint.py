@@ -21,7 +21,7 @@ from freight.model.gguf_tensors import adapt, find_gguf, gguf_tensors, names_of
 from freight.model.number_format import find_compressed, is_widened
 from freight.model.packed_tensors import PACKED_DTYPES, find_packed
 from freight.model.places import Located, locate, spellings
-from freight.model.safetensors_files import INDEX, SINGLE, read_safetensors
+from freight.model.safetensors_files import INDEX, INTEGERS, SINGLE, read_safetensors
 from freight.model.sources import TensorSource, join_halves
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 
@@ -194,7 +194,8 @@ def _mismatch(tensor: str, source: TensorSource | None, expected: tuple[int, ...
         return f"{tensor} is missing"
     if source.shape != expected:
         return f"{tensor} has shape {list(source.shape)}, expected {list(expected)}"
-    if source.dtype not in DTYPE_BYTES and find_compressed(source.dtype) is None:
+    is_table = source.dtype in INTEGERS and len(expected) == 1
+    if source.dtype not in DTYPE_BYTES and find_compressed(source.dtype) is None and not is_table:
         return f"{tensor} is of type {source.dtype}, which is not supported"
     return ""
 

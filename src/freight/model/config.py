@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError, reason_of
+from freight.model.compression_config import read_compression
 from freight.model.contradictions import contradictions
 from freight.model.families import (
     ACTIVATIONS,
@@ -165,7 +166,9 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["sliding_windows"] = _read_windows(config, keys, num_layers)
     switches["experts"] = _read_experts(config, keys, num_layers)
     switches["latent"] = _read_latent(config, keys)
-    switches["recurrence"] = _read_recurrence(config, keys)
+    switches["recurrence"] = _read_recurrence(config, keys) or read_compression(
+        config, keys, switches
+    )
     switches["streams"] = _read_streams(config, keys)
     parts = config.raw.get("layer_parts")
     switches["factors"] = _read_factors(config)
@@ -314,7 +317,13 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         has_gains=config.flag(keys["route_gains"]),
         latent_size=config.count(keys["expert_latent"]) or 0,
         limits=_read_limits(config, "expert_limits"),
+        by_token=_by_token(config),
     )
+
+
+def _by_token(config: RawConfig) -> tuple[bool, ...]:
+    layers = config.raw.get("token_layers")
+    return tuple(layers) if isinstance(layers, list) and any(layers) else ()
 
 
 def _read_other_heads(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from freight.model.compression_config import compression_problems
 from freight.model.families import ACTIVATIONS
-from freight.model.layer_kinds import Experts
+from freight.model.layer_kinds import Compression, Experts
 from freight.model.number_format import DTYPE_BYTES
 from freight.model.slope_steps import MOST_POSITIONS
 from freight.model.switches import ModelConfig
@@ -256,6 +257,8 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
     own = config.recurrence
     if own is None:
         return []
+    if isinstance(own, Compression):
+        return compression_problems(own, config.num_layers, config.num_heads)
     key_width = 1 if own.rule == "gates" else own.key_width
     rank = 1 if own.rate_rank is None else own.rate_rank
     widths = (own.num_key_heads, own.num_heads, key_width, own.value_width, rank)
@@ -319,8 +322,16 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         )
     if experts.best_of_group not in (1, 2):
         problems.append(f"a group counts by its {experts.best_of_group} best, not by one or two")
-    if experts.scores not in ("softmax", "sigmoid"):
-        problems.append(f"experts are chosen by {experts.scores!r}, not by softmax or sigmoid")
+    if experts.scores not in ("softmax", "sigmoid", "sqrtsoftplus"):
+        problems.append(
+            f"experts are chosen by {experts.scores!r}, not by softmax, sigmoid or sqrtsoftplus"
+        )
+    if len(experts.by_token) not in (0, config.num_layers):
+        problems.append(
+            f"{len(experts.by_token)} of {config.num_layers} layers say whether tokens have experts"
+        )
+    if any(experts.by_token) and experts.margin is not None:
+        problems.append("experts are given by tokens, and chosen one by one")
     if experts.num_groups < 1 or experts.num_experts % experts.num_groups:
         problems.append(f"{experts.num_experts} experts are no {experts.num_groups} groups")
     elif not 1 <= experts.groups_per_token <= experts.num_groups:

@@ -17,9 +17,10 @@ from freight.model.expert_latents import narrow, widen
 from freight.model.expert_layers import join_experts, route
 from freight.model.factors import with_factors
 from freight.model.head_unit import head_unit
+from freight.model.kept_layers import kept_steps
 from freight.model.latent_steps import ExpandValues
 from freight.model.layer_inputs import add_inputs, make_inputs
-from freight.model.layer_kinds import Experts
+from freight.model.layer_kinds import Compression, Experts
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Add,
@@ -219,9 +220,12 @@ class _Builder(Projections):
         assert own is not None
         # Its norm is called as that of layers that attend.
         steps, x = self.entered(layer, "attention")
-        inner, last = recurrent_steps(
-            prefix, x, own, self.config.norm_eps, matrix=self.matrix, vector=self.vector
-        )
+        if isinstance(own, Compression):
+            inner, last = kept_steps(self, own, layer, prefix, x)
+        else:
+            inner, last = recurrent_steps(
+                prefix, x, own, self.config.norm_eps, matrix=self.matrix, vector=self.vector
+            )
         steps += [*inner, *self.left(layer, "attention", last)]
         steps += [Add(x="x", y=self.config.beside)] if own.is_beside else []
         return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
@@ -292,7 +296,10 @@ class _Builder(Projections):
         prefix = f"layers.{layer}"
         name = f"{prefix}.router"
         corrections = None
-        if experts.has_corrections:
+        table, is_by_token = None, experts.is_by_token(layer)
+        if is_by_token:
+            table = replace(self.vector(f"{name}.table", "Ve"), is_wide=True)
+        if experts.has_corrections and not is_by_token:
             corrections = replace(self.vector(f"{name}.corrections", "X"), is_wide=True)
         # What the experts work on is kept aside: the first of them changes x.
         x, norms = "aside", list[Step]()
@@ -307,7 +314,7 @@ class _Builder(Projections):
             scores = replace(scores, bias=self.vector(f"{name}.bias", "X"))
         gains = self.vector(f"{name}.gains", "X") if experts.has_gains else None
         sharpness = self.config.hidden_size**-0.5 if experts.beside_mlp else 1.0
-        steps = (*norms, scores, route(experts, corrections, gains, sharpness))
+        steps = (*norms, scores, route(experts, corrections, gains, sharpness, table))
         return Unit(name=name, kind="router", layer=layer, steps=steps)
 
     def put_aside(self, layer: int) -> list[Step]:

@@ -3,17 +3,19 @@
 D model width, E width of the embedding, F of an MLP, N query heads, K key/value heads, H their
 width, U that of values where it is another, k and h heads and width of layers where these are
 others, n query heads of these, V vocabulary, P positions; p inputs that a layer has of its own, i
-those of all layers, w width of the MLP of layers that attend the keys of others; X experts, Y width
-of one, Z of the MLP beside them, L of what they work on where that is narrow; s residual streams,
-m numbers that are said of them before a block, in c parts. Those of latents and
-recurrences beside these: no letter means two things.
+those of all layers, w width of the MLP of layers that attend the keys of others; X experts, e of
+them that a token takes, Y width of one, Z of the MLP beside them, L of what they work on where that
+is narrow; s residual streams, m numbers that are said of them before a block, in c parts. Those of
+latents and of what rows keep beside these: no letter means two things.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from freight.model.kept_steps import compression_sizes
 from freight.model.latent_steps import latent_sizes
+from freight.model.layer_kinds import Compression
 from freight.model.recurrent_layers import recurrent_sizes
 from freight.model.switches import ModelConfig
 
@@ -36,6 +38,7 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         "Y": config.experts.intermediate_size if config.experts else 0,
         "Z": config.experts.shared_size if config.experts else 0,
         "L": config.experts.latent_size if config.experts else 0,
+        "e": config.experts.per_token if config.experts else 0,
         "1": 1,
         "2": 2,
     }
@@ -55,7 +58,9 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         own_parts = 2 + (streams.rounds > 0)
         said = streams.count + streams.share_columns
         parts.append({"s": streams.count, "m": said, "c": own_parts})
-    if config.recurrence is not None:
+    if isinstance(config.recurrence, Compression):
+        parts.append(compression_sizes(config.recurrence, config.num_heads))
+    elif config.recurrence is not None:
         parts.append(recurrent_sizes(config.recurrence))
     sizes = {letter: size for part in parts for letter, size in part.items()}
     assert len(sizes) == sum(map(len, parts)), "a letter means two things"

@@ -45,6 +45,8 @@ _BITS: Final = {2: torch.int16, 4: torch.int32}
 _Bits = npt.NDArray[np.signedinteger[Any]]
 _WRITE_BYTES: Final = 8 * MIB
 _FLUSH_BYTES: Final = 256 * MIB
+_MANY: Final = 1 << 20
+"""What numbers become whole ones by, of which any remainder is as likely as another."""
 
 
 def dummy_rows(
@@ -72,6 +74,8 @@ def dummy_rows(
         place = _block_place(seed, name, block) + skipped * width
         _cut(pool, place, flat[first : first + num_rows * width])
         row += num_rows
+    if name.endswith(".table"):
+        out.abs_().mul_(_MANY).trunc_()
 
 
 def _cut(pool: _Bits, place: int, out: _Bits) -> None:

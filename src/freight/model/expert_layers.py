@@ -13,7 +13,11 @@ __all__ = ["join_experts", "route"]
 
 
 def route(
-    experts: Experts, corrections: Weight | None, gains: Weight | None, sharpness: float
+    experts: Experts,
+    corrections: Weight | None,
+    gains: Weight | None,
+    sharpness: float,
+    table: Weight | None,
 ) -> Route:
     """How a token's experts are chosen by what its router says."""
     return Route(
@@ -30,6 +34,7 @@ def route(
         groups_chosen=experts.groups_per_token,
         margin=experts.margin,
         by_logits=experts.by_logits,
+        table=table,
     )
 
 

@@ -12,13 +12,14 @@ __all__ = ["Clear", "Combine", "Dispatch", "ExpertStep", "Route", "Weigh"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
     """The experts of each token: those with the ``num_chosen`` highest of softmax(``sharpness`` x),
-    or sigmoid of that, with these as their weights, which are made to sum to one where
-    ``normalised``, times ``scale``, and each expert's ``gains``. ``corrections`` are added for the
-    choice alone, which goes by x itself with ``by_logits``; of ``num_groups`` groups the
-    ``groups_chosen`` with the highest sum of their ``best_of_group`` highest count. With a
-    ``margin`` each is weighed by its share, in softmax(x), of those that are left when it is chosen
-    and are no farther from it than this part of its score, or of their own size where that is more
-    (SparseMixer, https://arxiv.org/abs/2409.12136)."""
+    or sigmoid of that, or the root of its softplus, with these as their weights, which are made to
+    sum to one where ``normalised``, times ``scale``, and each expert's ``gains``. ``corrections``
+    are added for the choice alone, which goes by x itself with ``by_logits``; of ``num_groups``
+    groups the ``groups_chosen`` with the highest sum of their ``best_of_group`` highest count. With
+    a ``margin`` each is weighed by its share, in softmax(x), of those that are left when it is
+    chosen and are no farther from it than this part of its score, or of their own size where that
+    is more (SparseMixer, https://arxiv.org/abs/2409.12136). With a ``table`` [V, n] experts are
+    those that it has for the token."""
 
     x: str
     num_chosen: int
@@ -33,6 +34,7 @@ class Route:
     best_of_group: int = 2
     margin: float | None = None
     by_logits: bool = False
+    table: Weight | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from freight.model.layer_kinds import Recurrence
 from freight.model.programme import Add, Project, Scale, Step, Unit
 from freight.model.switches import ModelConfig
 
@@ -35,7 +36,7 @@ def _scales(step: Project, config: ModelConfig) -> Iterator[Scale]:
     if name in factors:
         yield Scale(x=step.out, factor=factors[name])
     own = config.recurrence
-    if name != "recurrence.mixed" or own is None:
+    if name != "recurrence.mixed" or not isinstance(own, Recurrence):
         return
     keys, first = own.num_key_heads * own.key_width, 0
     widths = {"values": own.num_heads * own.value_width, "keys": keys, "queries": keys}

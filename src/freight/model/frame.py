@@ -74,7 +74,8 @@ class Frame:
     them; ``around`` says for each, if for any, what is copied before its rows are attended and
     after. ``states`` are those of rows in a layer without keys. A router fills ``routes``; an
     expert works on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n].
-    ``delegated`` tokens are attended elsewhere.
+    ``delegated`` tokens are attended elsewhere. ``token_ids`` [T] are there for routers that go by
+    them.
     """
 
     weights: Mapping[str, WeightParts]
@@ -82,6 +83,7 @@ class Frame:
     values: dict[str, torch.Tensor]
     angles: Mapping[RopeConfig, Angles] = field(default_factory=dict)
     positions: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
     kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
     around: Sequence[tuple[PageCopies, PageCopies]] = ()
     states: Sequence[LayerStates] = field(default_factory=tuple)
@@ -101,13 +103,16 @@ class Frame:
     def tokens(self, name: str) -> IntegerTokens:
         """A value as integers."""
         if name not in self.integers:
-            x = self.values[name]
-            self.integers[name] = IntegerTokens(
-                codes=self.workspace.take(*x.shape, dtype=torch.int8),
-                scales=self.workspace.take(x.shape[0], dtype=torch.float32),
-            )
-            quantise_tokens(x, self.integers[name])
+            self.integers[name] = self.as_integers(self.values[name])
         return self.integers[name]
+
+    def as_integers(self, x: torch.Tensor) -> IntegerTokens:
+        found = IntegerTokens(
+            codes=self.workspace.take(*x.shape, dtype=torch.int8),
+            scales=self.workspace.take(x.shape[0], dtype=torch.float32),
+        )
+        quantise_tokens(x, found)
+        return found
 
     def numbers(self, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
         """What takes so many numbers from the workspace."""

@@ -18,6 +18,7 @@ from freight.errors import ModelError
 from freight.model.families import Place
 from freight.model.gguf import GgufFile, GgufTensor, parts_of
 from freight.model.gguf_architectures import ARCHITECTURES
+from freight.model.layer_kinds import Recurrence
 from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
 from freight.model.safetensors_files import INDEX, SINGLE
 from freight.model.sources import Beside, Dealt, Packed, TensorSource
@@ -217,7 +218,7 @@ def _check_groups(file: GgufFile, name: str, source: TensorSource, dealt: Dealt)
 def _dealt(config: ModelConfig) -> dict[str, Dealt]:
     """What has rows or columns of value heads, of which each key head has more than one."""
     own = config.recurrence
-    if own is None or own.num_heads == own.num_key_heads:
+    if not isinstance(own, Recurrence) or own.num_heads == own.num_key_heads:
         return {}
     one = Dealt(groups=own.num_key_heads, each=own.num_heads // own.num_key_heads, width=1)
     whole = replace(one, width=own.value_width)
@@ -236,7 +237,7 @@ def _beside(config: ModelConfig) -> dict[str, tuple[str, Beside]]:
     """Which tensor of a layer has the rows of each key head together, and where: its query and key,
     and the values and gates that share them; likewise their rates."""
     own = config.recurrence
-    if own is None:
+    if not isinstance(own, Recurrence):
         return {}
     groups, share, keys = own.num_key_heads, own.num_heads // own.num_key_heads, own.key_width
     values = share * own.value_width

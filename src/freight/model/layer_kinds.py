@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar
 
-__all__ = ["Experts", "Latent", "Recurrence", "Streams"]
+__all__ = ["Compression", "Experts", "Latent", "Recurrence", "Streams"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,22 +14,23 @@ class Experts:
     """An MLP as ``num_experts`` small ones, of which each token takes ``per_token``.
 
     ``layers`` says for each layer whether it has them. Which a token takes goes by its ``scores``,
-    "softmax" or "sigmoid" of the router's, which may have a bias (``has_bias``), and what is added
-    to them for the choice alone (``has_corrections``), which may go by what the router says before
-    these are taken (``by_logits``); of ``num_groups`` of neighbours those count
-    that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
-    ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
-    They weigh what an expert makes, or with ``weighs_input`` what it works on. With a ``margin``
-    experts are chosen one by one, each weighed against those near it (see ``Route``).
-    Beside them is an MLP
-    of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
+    "softmax" or "sigmoid" of the router's or the root of its softplus ("sqrtsoftplus"), which may
+    have a bias (``has_bias``), and what is added to them for the choice alone
+    (``has_corrections``), which may go by what the router says before these are taken
+    (``by_logits``); of ``num_groups`` of neighbours those count that are among the
+    ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With ``normalised`` the
+    weights of a token's experts sum to one; all are multiplied by ``scale``. They weigh what an
+    expert makes, or with ``weighs_input`` what it works on. With a ``margin`` experts are chosen
+    one by one, each weighed against those near it (see ``Route``). Beside them is an MLP of width
+    ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
     ``shared_gate``, or times ``shared_scale``. With ``beside_mlp`` it is the layer's own MLP:
     router, experts and MLP have a norm each before them, experts and MLP one behind, and their sum
     the layer's (Gemma 4). There the router's scores are divided by the root of the stream's width,
     and with ``has_gains`` an expert's weights are multiplied by a number of its own. With a
     ``latent_size`` the experts work on so many numbers: a matrix makes them of what that MLP works
-    on, and another one brings what they make together into the stream. Gates and what they gate
-    are kept between a layer's number among ``limits`` and its negative, where it has one.
+    on, and another one brings what they make together into the stream. Gates and what they gate are
+    kept between a layer's number among ``limits`` and its negative, where it has one. Layers that
+    are ``by_token`` have a table of the experts of each token, whose weights alone go by scores.
     """
 
     num_experts: int
@@ -52,6 +55,10 @@ class Experts:
     has_gains: bool = False
     latent_size: int = 0
     limits: tuple[float | None, ...] = ()
+    by_token: tuple[bool, ...] = ()
+
+    def is_by_token(self, layer: int) -> bool:
+        return bool(self.by_token) and self.by_token[layer]
 
     def limit(self, layer: int) -> float | None:
         return self.limits[layer] if self.limits else None
@@ -135,10 +142,74 @@ class Recurrence:
         return 2 * self.num_key_heads * self.key_width + self.num_heads * self.value_width
 
     @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """Of what a row has in one layer, in float32."""
+        return self.num_heads, self.key_width, self.value_width
+
+    @property
+    def columns_shape(self) -> tuple[int, int]:
+        """Of what it has of its last tokens, in the type that is computed with."""
+        return self.taps - 1, self.mixed_columns
+
+    @property
     def matrix_bytes(self) -> int:
-        """Those of a row in one layer, in float32."""
-        return 4 * self.num_heads * self.key_width * self.value_width
+        return 4 * prod(self.matrix_shape)
 
     def state_bytes(self, bytes_per_element: int = 2) -> int:
         """What one row keeps in one layer: its matrices, and columns of its last tokens."""
-        return self.matrix_bytes + (self.taps - 1) * self.mixed_columns * bytes_per_element
+        return self.matrix_bytes + prod(self.columns_shape) * bytes_per_element
+
+    def of_layers(self, cut: slice) -> Recurrence:
+        return replace(self, layers=self.layers[cut])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compression:
+    """Layers whose keys, which are their values, are kept for each row as a state (DeepSeek-V4):
+    those of the last ``window`` tokens, one head of ``width`` for all queries; and of all before,
+    where a layer's number among ``rates`` is not 0, one key for so many tokens, ``doubled`` where
+    these and as many before them are its sources. Rows have no more than ``longest`` tokens.
+    Queries are made of ``query_rank`` numbers; what heads attend becomes ``out_rank`` numbers for
+    each of ``groups`` of heads before it goes into the stream. ``layers`` says of each layer that
+    it is one."""
+
+    layers: tuple[bool, ...]
+    rates: tuple[int, ...]
+    doubled: tuple[bool, ...]
+    window: int
+    width: int
+    query_rank: int
+    groups: int
+    out_rank: int
+    longest: int
+
+    is_beside: ClassVar[bool] = False
+    """It is what its layers attend."""
+
+    @property
+    def most_compressed(self) -> int:
+        """Keys of a row that stand for several tokens each, in the layer that has the most."""
+        return max((self.longest // rate for rate in self.rates if rate), default=0)
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """Of the sums that the next compressed key is made of, and the one after that: in float32,
+        of each number the highest gate so far, the sum of gates and what they weigh."""
+        return 2, 3, self.width
+
+    @property
+    def columns_shape(self) -> tuple[int, int]:
+        """Keys of the window before a token, and compressed ones."""
+        return self.window - 1 + self.most_compressed, self.width
+
+    @property
+    def matrix_bytes(self) -> int:
+        return 4 * prod(self.matrix_shape)
+
+    def state_bytes(self, bytes_per_element: int = 2) -> int:
+        """What one row keeps in one layer."""
+        return self.matrix_bytes + prod(self.columns_shape) * bytes_per_element
+
+    def of_layers(self, cut: slice) -> Compression:
+        own = {name: getattr(self, name)[cut] for name in ("layers", "rates", "doubled")}
+        return replace(self, **own)

@@ -25,6 +25,8 @@ from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, sink
 from freight.model.frame import Frame, PageCopies, Rows
+from freight.model.kept_attention import attend_kept
+from freight.model.kept_steps import AttendKept, ProjectGroups
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.latents import absorb_keys, expand_values, join_latent, split_latent
 from freight.model.number_format import TILE_ROWS, integer_scratch
@@ -153,10 +155,30 @@ def _project(steps: Sequence[Project], frame: Frame) -> None:
         out = frame.new(step.out, x, step.weight.num_rows)
         for rows, bias, part in _parts(step, frame, out):
             if isinstance(rows, IntegerRows):
-                _multiply_integers(frame.tokens(step.x), rows, bias, part, step, frame)
+                tokens = frame.tokens(step.x)
+                _multiply_integers(tokens, rows, bias, part, frame, adds=step.adds)
             else:
                 plain.append(Product(rows=rows, out=part, bias=bias, adds=step.adds))
     _multiply_plain(x, plain, frame)
+
+
+def _project_groups(step: ProjectGroups, frame: Frame) -> None:
+    x, count = frame.values[step.x], step.num_groups
+    out = frame.new(step.out, x, step.weight.num_rows)
+    width, height = x.shape[1] // count, step.weight.num_rows // count
+    for first, rows in frame.weights[step.weight.name]:
+        end = first + rows.shape[0]
+        for group in range(first // height, -(-end // height)):
+            low, high = max(first, group * height), min(end, (group + 1) * height)
+            part, target = x[:, group * width : (group + 1) * width], out[:, low:high]
+            if isinstance(rows, IntegerRows):
+                own = replace(rows, raw=rows.raw[low - first : high - first])
+                with frame.workspace.frame():
+                    tokens = frame.as_integers(part)
+                    _multiply_integers(tokens, own, None, target, frame, adds=False)
+            else:
+                some = _cut(rows, low - first, high - first)
+                _multiply_plain(part, [Product(rows=some, out=target)], frame)
 
 
 _Part = tuple[Rows, torch.Tensor | None, torch.Tensor]
@@ -228,10 +250,14 @@ def _rows_of(parts: Sequence[_PlainPart], first: int, last: int) -> _PlainPart:
         end = begin + rows.shape[0]
         if first < end:
             low, high = first - begin, last - begin
-            own = rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
+            own = _cut(rows, low, high)
             return own, None if bias is None else bias[low:high], out[:, low:high]
         begin = end
     raise AssertionError("no part has these rows")
+
+
+def _cut(rows: torch.Tensor | CompressedRows, low: int, high: int) -> torch.Tensor | CompressedRows:
+    return rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
 
 
 def _multiply_integers(
@@ -239,13 +265,14 @@ def _multiply_integers(
     rows: IntegerRows,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    step: Project,
     frame: Frame,
+    *,
+    adds: bool,
 ) -> None:
     with frame.workspace.frame():
         count = integer_scratch(out.shape[0], out.shape[1], rows.columns)
         sums = frame.workspace.take(count, dtype=torch.int32)
-        integer_product(tokens, rows, bias, out, sums, adds=step.adds)
+        integer_product(tokens, rows, bias, out, sums, adds=adds)
 
 
 def select_rows(
@@ -282,7 +309,10 @@ def _split(step: Split, frame: Frame) -> None:
 def _rotate(step: Rotate, frame: Frame) -> None:
     x = frame.values[step.x]
     own = frame.angles[step.rope]
-    rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.rope.pairs)
+    sin = -own.sin if step.backwards else own.sin
+    rotate(
+        x, step.num_heads, own.cos, sin, frame.workspace, pairs=step.rope.pairs, first=step.first
+    )
 
 
 def _attend(step: Attend, frame: Frame) -> None:
@@ -334,7 +364,12 @@ def _route(step: Route, frame: Frame) -> None:
     assert frame.routes is not None
     corrections = None if step.corrections is None else frame.vector(step.corrections)
     gains = None if step.gains is None else frame.vector(step.gains)
-    choose_experts(step, frame.values[step.x], corrections, frame.routes, gains)
+    given = None
+    if step.table is not None:
+        assert frame.token_ids is not None
+        table = frame.vector(step.table).view(-1, step.num_chosen)
+        given = table[frame.token_ids].long().remainder_(frame.values[step.x].shape[1])
+    choose_experts(step, frame.values[step.x], corrections, frame.routes, gains, given)
 
 
 def _weigh(step: Weigh, frame: Frame) -> None:
@@ -377,10 +412,12 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     **VALUE_STEPS,
     **STREAM_STEPS,
     Attend: _attend,
+    AttendKept: attend_kept,
     Combine: _combine,
     Dispatch: _dispatch,
     Embed: _embed,
     Norm: _norm,
+    ProjectGroups: _project_groups,
     Rotate: _rotate,
     Route: _route,
     Split: _split,

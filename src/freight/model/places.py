@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from freight.model.families import Either, Fused, Halves, OneOf, Place, Stacked
+from freight.model.layer_kinds import Recurrence
 from freight.model.switches import ModelConfig
 
 __all__ = ["Located", "locate", "spellings"]
@@ -113,7 +114,7 @@ def _locate(
         )
     if not isinstance(place, Fused):
         published = ()
-        if _CONVOLUTIONS.fullmatch(own.rest) and config.recurrence is not None:
+        if _CONVOLUTIONS.fullmatch(own.rest) and isinstance(config.recurrence, Recurrence):
             taps = config.recurrence.taps
             published = (rows // taps, 1, taps)
         return Located(

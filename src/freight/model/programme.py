@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from freight.model.expert_steps import Clear, Combine, Dispatch, ExpertStep, Route, Weigh
+from freight.model.kept_steps import AttendKept, KeptStep, ProjectGroups
 from freight.model.latent_steps import (
     AbsorbKeys,
     ExpandValues,
@@ -154,11 +155,14 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotate:
-    """Rotary position embedding of the heads of x, in place"""
+    """Rotary position embedding of the heads of x, in place: of their first numbers, or from their
+    ``first`` on; back again if ``backwards``"""
 
     x: str
     num_heads: int
     rope: RopeConfig
+    first: int = 0
+    backwards: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,6 +204,7 @@ Step = (
     | ValueStep
     | SlopeStep
     | StreamStep
+    | KeptStep
 )
 
 
@@ -277,7 +282,8 @@ class Unit:
 
     def matmul_flops(self, num_tokens: int) -> int:
         """Multiply-adds counted as two, products only."""
-        elements = sum(s.weight.num_elements for s in self.steps if isinstance(s, Project))
+        products = (step for step in self.steps if isinstance(step, Project | ProjectGroups))
+        elements = sum(step.weight.num_elements for step in products)
         elements += sum(latent_elements(step) + stream_elements(step) for step in self.steps)
         return 2 * num_tokens * elements
 
@@ -297,7 +303,7 @@ def changed_values(step: Step) -> tuple[str, ...]:
     makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues
     if isinstance(step, Collapse):
         return (step.out,) if step.shares is None else (step.out, step.shares)
-    if isinstance(step, makes_one | DeltaRule | Scan | SlopeStep | Spread | Average):
+    if isinstance(step, makes_one | DeltaRule | Scan | SlopeStep | Spread | Average | KeptStep):
         return (step.out,)
     if isinstance(step, Deal):
         return tuple(dict.fromkeys(part.out for part in step.parts))
@@ -342,6 +348,8 @@ def _read_values(step: Step) -> tuple[str, ...]:
         return step.x, step.turned
     if isinstance(step, Expand):
         return step.x, step.y, step.shares
+    if isinstance(step, AttendKept):
+        return step.q, step.kv
     if isinstance(step, Add | Multiply | Gate | Weigh | Combine):
         return step.x, step.y
     return (step.x,)
@@ -356,7 +364,13 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.bias
     if isinstance(step, Convolve):
         yield from step.weights
-    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | ScaleBy
+    if isinstance(step, AttendKept):
+        yield step.sinks
+        if step.compress is not None:
+            yield from (step.compress.bias, step.compress.weight)
+    single = (
+        Embed | AddPositions | Norm | Project | ProjectGroups | AbsorbKeys | ExpandValues | ScaleBy
+    )
     is_bare = isinstance(step, Norm) and step.kind == "layer_bare"
     if isinstance(step, single) and not is_bare:
         yield step.weight
@@ -369,7 +383,7 @@ def _weights_of(step: Step) -> Iterator[Weight]:
     if isinstance(step, Collapse):
         yield from (step.weight, step.base, step.scale)
     if isinstance(step, Route):
-        yield from (own for own in (step.corrections, step.gains) if own is not None)
+        yield from (w for w in (step.corrections, step.gains, step.table) if w is not None)
 
 
 def _form_of(unit: Unit) -> tuple[object, ...]:

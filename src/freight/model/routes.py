@@ -5,10 +5,12 @@ Knows no weights of experts and no place where they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 
 from freight.model.programme import Route
 
@@ -32,19 +34,20 @@ def choose_experts(
     corrections: torch.Tensor | None,
     out: Routes,
     gains: torch.Tensor | None = None,
+    given: torch.Tensor | None = None,
 ) -> None:
     """Fill the routes of tokens whose router says scores [T, X]; ``corrections`` and ``gains`` are
-    [X]."""
+    [X]. Where experts are ``given`` [T, n] it does not choose them."""
     scores = scores.float() * step.sharpness
     if step.margin is not None:
         _choose_in_turn(step, step.margin, scores, out)
         return
-    shares = scores.sigmoid() if step.scores == "sigmoid" else torch.softmax(scores, dim=-1)
+    shares = _SHARES[step.scores](scores)
     wanted = scores if step.by_logits else shares
     wanted = wanted if corrections is None else wanted + corrections.float()
     if step.num_groups > 1:
         wanted = _in_best_groups(wanted, step)
-    experts = torch.topk(wanted, step.num_chosen, dim=-1).indices
+    experts = torch.topk(wanted, step.num_chosen, dim=-1).indices if given is None else given
     weights = shares.gather(1, experts)
     if step.normalised:
         weights /= weights.sum(dim=-1, keepdim=True) + _LEAST_SHARE
@@ -52,6 +55,21 @@ def choose_experts(
         weights *= gains.float()[experts]
     out.experts.copy_(experts)
     out.weights.copy_(weights * step.scale)
+
+
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(scores, dim=-1)
+
+
+def _root_of_softplus(scores: torch.Tensor) -> torch.Tensor:
+    return F.softplus(scores).sqrt_()
+
+
+_SHARES: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": _softmax,
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": _root_of_softplus,
+}
 
 
 def _choose_in_turn(step: Route, margin: float, scores: torch.Tensor, out: Routes) -> None:

@@ -16,12 +16,14 @@ from typing import Any, Final
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
 
-__all__ = ["INDEX", "SAFETENSORS_NAMES", "SINGLE", "read_safetensors"]
+__all__ = ["INDEX", "INTEGERS", "SAFETENSORS_NAMES", "SINGLE", "read_safetensors"]
 
 SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
+INTEGERS: Final = ("I64", "I32")
+"""What tables of numbers are kept as, which are no weights."""
 _DTYPES: Final = {name: dtype for dtype, name in SAFETENSORS_NAMES.items()}
 _POINTER: Final = b"version https://git-lfs"
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from freight.errors import ModelError
 from freight.model.heads import Heads, OtherHeads, Sharing
-from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
+from freight.model.layer_kinds import Compression, Experts, Latent, Recurrence, Streams
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
@@ -117,7 +117,7 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
     latent: Latent | None
-    recurrence: Recurrence | None
+    recurrence: Recurrence | Compression | None
     attention_gates: str
     gate_function: str
     other_heads: OtherHeads | None
@@ -264,8 +264,13 @@ class ModelConfig:
             ropes=self.ropes[cut],
             mlp_limits=self.mlp_limits[cut],
             experts=experts
-            and replace(experts, layers=experts.layers[cut], limits=experts.limits[cut]),
-            recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
+            and replace(
+                experts,
+                layers=experts.layers[cut],
+                limits=experts.limits[cut],
+                by_token=experts.by_token[cut],
+            ),
+            recurrence=recurrence and recurrence.of_layers(cut),
             parts=self.parts and self.parts[cut],
             other_heads=others and replace(others, layers=others.layers[cut]),
         )

@@ -8,10 +8,16 @@ from typing import Final
 
 from freight.model.number_format import TILE_ROWS
 
-__all__ = ["STREAM_TOKENS", "laid_tokens", "tile_rows"]
+__all__ = ["KEPT_BYTES", "KEPT_QUERIES", "KEPT_TOKENS", "STREAM_TOKENS", "laid_tokens", "tile_rows"]
 
 STREAM_TOKENS: Final = 64
 """Tokens whose streams are wide at once."""
+KEPT_TOKENS: Final = 256
+"""Of a row that attends what is kept of it, tokens that are compressed at once."""
+KEPT_QUERIES: Final = 32
+"""Of these the ones that attend at once."""
+KEPT_BYTES: Final = 4 << 20
+"""What is gathered at once of rows that attend what is kept of them."""
 _DEVICE_NUMBERS: Final = 1 << 24
 _LAID_NUMBERS: Final = 1 << 22
 _MOST_LAID: Final = 2048

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, PROMPT_BYTES, QUERY_BLOCK, STEM_BYTES
+from freight.model.kept_steps import AttendKept, ProjectGroups
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import DTYPE_BYTES, TILE_ROWS, PerRow, integer_scratch
 from freight.model.programme import (
@@ -206,6 +207,14 @@ def _unit_bytes(
             scratch = 4 * step.num_heads
         elif isinstance(step, Deal):
             columns |= {part.out: part.num_columns for part in step.parts}
+        elif isinstance(step, AttendKept):
+            columns[step.out] = step.num_heads * step.width
+        elif isinstance(step, ProjectGroups):
+            columns[step.out] = step.weight.num_rows
+            if step.weight.name in integers:
+                scratch = step.weight.num_columns + 4
+                own = step.weight
+                sums = 4 * integer_scratch(num_tokens, own.num_rows, own.num_columns)
         elif isinstance(step, DeltaRule | Scan):
             columns[step.out] = step.num_heads * step.value_width
         elif isinstance(step, Spread):

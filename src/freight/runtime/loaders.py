@@ -36,6 +36,8 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
+    "I64": torch.int64,
+    "I32": torch.int32,
 }
 
 
@@ -205,6 +207,9 @@ def _some_at_a_time(out: torch.Tensor, num_bytes: int) -> Iterator[tuple[int, to
 
 def bounce_bytes(sources: Mapping[str, TensorSource]) -> int:
     """Size of the buffer for single reads: large enough for one row of any weight."""
-    rows = (source.num_bytes // source.shape[0] for source in sources.values())
+    rows = (
+        source.num_bytes // (source.shape[0] if len(source.shape) > 1 else 1)
+        for source in sources.values()
+    )
     row_bytes = max(rows, default=0)
     return max(BOUNCE_BYTES, align_up(row_bytes, BLOCK) + 2 * BLOCK)

@@ -376,6 +376,7 @@ class Performer:
         parts = self._left(operation, prepared)
         k, count = prepared.batch.index, sum(rows.shape[0] for _, rows in parts)
         routes = self._routing.begin(k, count) if unit.kind == "router" else None
+        ids = self._ids(operation, prepared) if routes is not None else None
         for start, end in _ranges(count, self._policy.chunk_tokens):
             with self._residual.rows(parts, start, end) as x:
                 frame = Frame(
@@ -385,9 +386,18 @@ class Performer:
                     frame.routes = Routes(
                         experts=routes.experts[start:end], weights=routes.weights[start:end]
                     )
+                    frame.token_ids = None if ids is None else ids[start:end]
                 run_unit(unit, frame)
         if routes is not None:
             self._routing.end(k)
+
+    def _ids(self, operation: Operation, prepared: PreparedBatch) -> torch.Tensor | None:
+        """Of the tokens that a unit works on, where routers go by them."""
+        if self._config.experts is None or not any(self._config.experts.by_token):
+            return None
+        ids, places = torch.from_numpy(prepared.token_ids), prepared.batch.picked_indices()
+        own = ids[places] if operation.unit >= self._programme.picks_at else ids
+        return own.to(self._residual.device)
 
     def chosen(self, k: int) -> frozenset[int]:
         """The experts that micro-batch ``k`` chose in the layer whose router was computed last."""

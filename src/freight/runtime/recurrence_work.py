@@ -7,7 +7,6 @@ import torch
 from freight.memory.kv_cache import KVCache
 from freight.model.config import ModelConfig
 from freight.model.frame import Frame, LayerStates
-from freight.model.layer_kinds import Recurrence
 from freight.model.layers import run_unit
 from freight.model.programme import Unit
 from freight.model.workspace import Workspace
@@ -35,7 +34,7 @@ class RecurrenceWork:
         states: KVCache | None,
         buffers: Buffers,
     ) -> None:
-        self._recurrence = config.recurrence
+        self._kept = config.recurrence
         self._dtype = dtype
         self._weights = weights
         self._residual = residual
@@ -60,6 +59,7 @@ class RecurrenceWork:
                     weights=weights,
                     workspace=self._workspace,
                     values=self._residual.values(x),
+                    angles=prepared.angles_of(slice(chunk.start, chunk.end)),
                     states=[self._layer_states(own, near, slot) for own in own_states.pools],
                 )
                 run_unit(unit, frame)
@@ -79,11 +79,10 @@ class RecurrenceWork:
 
     def _views(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Matrices and columns in pages [P, bytes]."""
-        own = self._recurrence
-        assert isinstance(own, Recurrence)
+        own = self._kept
+        assert own is not None
         count, border = len(pages), own.matrix_bytes
-        shape = count, own.num_heads, own.key_width, own.value_width
-        memory = pages[:, :border].view(torch.float32).view(shape)
-        size = (own.taps - 1) * own.mixed_columns * self._dtype.itemsize
+        memory = pages[:, :border].view(torch.float32).view(count, *own.matrix_shape)
+        size = own.state_bytes(self._dtype.itemsize) - border
         columns = pages[:, border : border + size].view(self._dtype)
-        return memory, columns.view(count, own.taps - 1, own.mixed_columns)
+        return memory, columns.view(count, *own.columns_shape)

@@ -38,6 +38,10 @@ class ResidualStream:
     def dtype(self) -> torch.dtype:
         return self._activations.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self._workspace.device
+
     def parts(
         self, operation: Operation, prepared: PreparedBatch
     ) -> list[tuple[int, torch.Tensor]]:

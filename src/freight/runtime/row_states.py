@@ -98,6 +98,7 @@ class BatchStates:
                 counts=np.array([span.num_new for span in own], np.int64),
                 seats=np.array(seats, np.int64),
                 is_new=np.array([span.kv_len == 0 for span in own], np.int64),
+                lengths=np.array([span.kv_len for span in own], np.int64),
             ),
             beginnings=tuple(
                 (self._states.rows[span.prefix].pages[0], seat)

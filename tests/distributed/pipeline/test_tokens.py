@@ -225,6 +225,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     # Several streams go from stage to stage, and with states.
     "hy 4": deepseek(HYV4Config, num_hidden_layers=3, index_topk=256),
     "glm 5.3": CONFIGS["glm 5.3"],
+    # Routers that go by tokens, which another stage looks up.
+    "deepseek v4": CONFIGS["deepseek v4, windows"],
     # States and keys, and a stage of states alone.
     "qwen3.5 moe": CONFIGS["qwen3.5 moe"],
     "falcon h1": falcon_h1(num_hidden_layers=3),

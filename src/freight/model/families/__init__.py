@@ -16,6 +16,7 @@ from freight.model.families.bloom import BLOOM, MPT
 from freight.model.families.cohere import COHERE, COHERE2, COHERE2_MOE
 from freight.model.families.deepseek import AXK1, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
+from freight.model.families.deepseek_v4 import DEEPSEEK_V4
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
@@ -141,6 +142,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "axk1": AXK1,
     "deepseek_v32": DEEPSEEK_V32,
     "glm_moe_dsa": GLM_MOE_DSA,
+    "deepseek_v4": DEEPSEEK_V4,
     "hy_v4": HY_V4,
     "glm5_next": GLM5_NEXT,
     "youtu": YOUTU,

@@ -20,7 +20,7 @@ from freight.model.families.table import (
     read,
 )
 
-__all__ = ["HY_V4", "stream_tensors"]
+__all__ = ["HY_V4", "first_of", "stream_tensors"]
 
 _WIDTHS: Final = {
     "moe_intermediate_size": 768,
@@ -51,20 +51,20 @@ def stream_tensors(names: Mapping[str, tuple[str, ...]]) -> dict[str, Place]:
     for part, spelt in names.items():
         prefix = part if part == "head" else f"layers.{{i}}.{part}"
         for name, last in {"weight": "fn", "base": "base", "scale": "scale"}.items():
-            own[f"{prefix}.streams.{name}"] = _first_of(*(f"{place}{last}" for place in spelt))
+            own[f"{prefix}.streams.{name}"] = first_of(*(f"{place}{last}" for place in spelt))
     return own
 
 
-def _first_of(first: Place, *others: Place) -> Place:
-    return OneOf(first=first, otherwise=_first_of(*others)) if others else first
+def first_of(first: Place, *others: Place) -> Place:
+    return OneOf(first=first, otherwise=first_of(*others)) if others else first
 
 
 def _gate(prefix: str) -> Place:
-    return _first_of(f"{prefix}.gate_proj.weight", f"{prefix}.linear_gate.weight")
+    return first_of(f"{prefix}.gate_proj.weight", f"{prefix}.linear_gate.weight")
 
 
 def _expert(name: str, stacked: Stacked) -> Place:
-    return _first_of(stacked, f"{_MLP}.experts.{{e}}.{name}.weight")
+    return first_of(stacked, f"{_MLP}.experts.{{e}}.{name}.weight")
 
 
 HY_V4: Final = Family(
@@ -90,10 +90,10 @@ HY_V4: Final = Family(
     },
     tensors={
         **DEEPSEEK_V3.tensors,
-        "layers.{i}.attention.sinks": _first_of(
+        "layers.{i}.attention.sinks": first_of(
             f"{_LAYER}.self_attn.learnable_sink_param", f"{_LAYER}.self_attn.sinks"
         ),
-        "layers.{i}.attention.gates": _first_of(
+        "layers.{i}.attention.gates": first_of(
             f"{_LAYER}.self_attn.linear_gate.weight", f"{_LAYER}.self_attn.gate_proj.weight"
         ),
         "layers.{i}.mlp.gate": _gate(_MLP),

@@ -322,5 +322,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "recurrent_read_eps": fixed(None),
     "recurrent_norm": fixed(True),
     "recurrent_beside": fixed(False),
+    "kept_window": fixed(None),
+    "kept_groups": fixed(8),
+    "kept_rank": fixed(1024),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""

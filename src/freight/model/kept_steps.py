@@ -1,0 +1,78 @@
+"""Steps of layers whose keys are kept as a state of each row (DeepSeek-V4, sections 2.3.1 and
+2.3.2 of its report), as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from freight.model.layer_kinds import Compression
+from freight.model.rope_config import RopeConfig
+from freight.model.weight import Weight
+
+__all__ = ["AttendKept", "Compress", "KeptStep", "ProjectGroups", "compression_sizes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compress:
+    """Of so many (``rate``) tokens of the row one key, which is its value too: of each number the
+    sum of what the tokens have in x [T, W], weighed by the softmax of ``gates`` [T, W] plus
+    ``bias`` [rate, W], by the token's place; then the norm ``weight``, and its last numbers rotated
+    by the first token's position. W is its width; where it is ``doubled`` twice that, and the first
+    half of what tokens have goes into the key after theirs, the second into their own."""
+
+    x: str
+    gates: str
+    bias: Weight
+    weight: Weight
+    rate: int
+    doubled: bool
+    eps: float
+    rope: RopeConfig
+    max_positions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttendKept:
+    """out [T, N H] = softmax(scale q k^T) k of q [T, N H] over keys k of one head, which are the
+    values: the row's last ``window`` of kv [T, H], and all compressed ones that tokens up to the
+    query's have completed, ``compress`` says how. Of ``sinks`` [N] each head has a score beside its
+    keys' of a value that is zero."""
+
+    q: str
+    kv: str
+    out: str
+    num_heads: int
+    width: int
+    window: int
+    scale: float
+    sinks: Weight
+    compress: Compress | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectGroups:
+    """Of x [T, G I] each of G equal parts times rows of its own of the weight [G O, I], transposed:
+    out [T, G O]"""
+
+    x: str
+    out: str
+    weight: Weight
+    num_groups: int
+
+
+KeptStep = AttendKept | ProjectGroups
+
+
+def compression_sizes(own: Compression, num_heads: int) -> Mapping[str, int]:
+    """Dims: Q numbers that queries are made of; g groups of heads, of j columns each, which become
+    o; a tokens that one key stands for, b where its sources are twice as many."""
+    pairs = [*zip(own.rates, own.doubled, strict=False)]
+    return {
+        "Q": own.query_rank,
+        "g": own.groups,
+        "j": num_heads * own.width // max(own.groups, 1),
+        "o": own.out_rank,
+        "a": max((rate for rate, is_doubled in pairs if not is_doubled), default=0),
+        "b": max((rate for rate, is_doubled in pairs if is_doubled), default=0),
+    }
