@@ -45,6 +45,7 @@ from freight.runtime.options import EngineOptions
 from . import packed, tiny
 from .test_engine_parity import deepseek
 from .test_engine_policies import POLICIES, PROMPTS
+from .test_engine_recurrence import deepseek_v4
 
 STEPS = 6
 SIZES: dict[str, Any] = {
@@ -331,6 +332,84 @@ def test_fp8(name: str, scale_dtype: torch.dtype, tmp_path: Path) -> None:
     formats = packed_formats(resolve(config, tmp_path / "model"))
     if config.experts is None:  # transformers writes stacked experts as they are
         assert announced_formats(config, imagined_sources(config, "float32")) == formats
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    for options in (tiny.ON_CPU, tiny.ON_SIM):
+        chosen = {**options, "compressed_dir": tmp_path / "kept"}
+        with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **chosen) as engine:
+            assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+FOURS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+RENAMED = {
+    r"^model\.": "",
+    r"^embed_tokens": "embed",
+    r"^hc_head\.hc_": "hc_head_",
+    r"\.attn\.norm": ".attn.kv_norm",
+}
+
+
+def publish_deepseek_v4(directory: Path, config: PretrainedConfig) -> PreTrainedModel:
+    """As it is published: matrices in FP8 with powers of two for blocks, those of experts in fours,
+    by names of their own; compressors, routers, embedding and head stay. transformers reads what
+    these mean from plain weights."""
+    tiny.make_model(directory / "plain", config=config)
+    tensors = load_file(directory / "plain" / "model.safetensors")
+    generator, published = torch.Generator().manual_seed(4), dict[str, torch.Tensor]()
+    for name, own in tensors.items():
+        base = name.removesuffix(".weight")
+        if ".experts." in name:
+            rows, groups = own.shape[0], own.shape[1] // 32
+            codes = torch.randint(0, 16, own.shape, generator=generator)
+            scales = torch.randint(122, 126, (rows, groups), generator=generator).to(torch.uint8)
+            published[name] = (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8).view(torch.int8)
+            published[f"{base}.scale"] = scales.view(torch.float8_e8m0fnu)
+            powers = torch.ldexp(torch.ones(scales.shape), scales.int() - 127)
+            tensors[name] = FOURS[codes] * powers.repeat_interleave(32, dim=1)
+        elif re.search(r"\.(w[qo]_[ab]|attn\.wkv|shared_experts\.w\d)\.weight$", name):
+            scales = torch.zeros([-(-size // 128) for size in own.shape])
+            for row, column in product(*map(range, scales.shape)):
+                block = own[128 * row : 128 * row + 128, 128 * column : 128 * column + 128]
+                scales[row, column] = 2.0 ** torch.ceil(torch.log2(block.abs().max() / 448))
+                codes = (block / scales[row, column]).to(torch.float8_e4m3fn)
+                block.copy_(codes.float() * scales[row, column])
+            wide = scales.repeat_interleave(128, 0)[: len(own)].repeat_interleave(128, 1)
+            published[name] = (own / wide[:, : own.shape[1]]).to(torch.float8_e4m3fn)
+            published[f"{base}.scale"] = scales.to(torch.float8_e8m0fnu)
+        else:
+            published[name] = own
+    save_file(tensors, directory / "plain" / "model.safetensors", metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(directory / "plain", attn_implementation="eager")
+    for old, new in RENAMED.items():
+        published = {re.sub(old, new, name): own for name, own in published.items()}
+    save_file(published, directory / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((directory / "plain" / "config.json").read_text())
+    raw = {name: own for name, own in raw.items() if name not in ("layer_types", "compress_rates")}
+    raw["compress_ratios"] = [128, 4, 0, 4, 0]
+    raw |= {"compress_rate_hca": 8, "expert_dtype": "fp4"}
+    block = {"fmt": "e4m3", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    raw["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", **block}
+    (directory / "config.json").write_text(json.dumps(raw))
+    return model.eval()
+
+
+def test_deepseek_v4_as_it_is_published(tmp_path: Path) -> None:
+    kinds = ["heavily_compressed_attention", "compressed_sparse_attention"]
+    kinds += ["sliding_attention", "compressed_sparse_attention"]
+    sizes = {"hidden_size": 192, "q_lora_rank": 136, "moe_intermediate_size": 64}
+    config = deepseek_v4(layer_types=kinds, **sizes)
+    model = publish_deepseek_v4(tmp_path / "model", config)
+    found = plain_tensors(tmp_path / "model", tmp_path / "kept")
+    experts = model.model.layers[1].mlp.experts
+    assert torch.equal(found["layers.1.experts.2.down"], experts.down_proj[2])
+    own = model.model.layers[1].self_attn
+    assert torch.equal(found["layers.1.recurrence.q"], own.q_b_proj.weight)
+    assert torch.equal(found["layers.1.recurrence.groups"], own.o_a_proj.weight)
+    read = read_config(tmp_path / "model")
+    formats = packed_formats(resolve(read, tmp_path / "model"))
+    assert announced_formats(read, imagined_sources(read, "float32")) == formats
+    kinds_of = {name.split(".", 2)[-1]: find_compressed(own) for name, own in formats.items()}
+    assert kinds_of["experts.5.up"] == MicroFloats() and kinds_of["shared.up"] == EightFloats()
+    assert "recurrence.sources" not in kinds_of
     answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
     for options in (tiny.ON_CPU, tiny.ON_SIM):
         chosen = {**options, "compressed_dir": tmp_path / "kept"}

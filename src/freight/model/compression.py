@@ -146,7 +146,8 @@ def announced_formats(config: ModelConfig, sources: Mapping[str, TensorSource]) 
     for name in _matrices(config, with_routers=False):
         module = locate(tensors, config, shapes, name).tensor.removesuffix(".weight")
         if name.startswith("layers.") and not config.packing.skips(module):
-            own = becomes(config.packing, sources[name].shape[-1], config.dtype)
+            of_expert, columns = ".experts." in name, sources[name].shape[-1]
+            own = becomes(config.packing, columns, config.dtype, of_expert=of_expert)
             formats[name] = own.name
     return formats
 

@@ -29,6 +29,8 @@ __all__ = ["PACKED_DTYPES", "becomes", "find_packed"]
 
 _FP8: Final = "F8_E4M3"
 _INT8: Final = "I8"
+_EXPONENTS: Final = "F8_E8M0"
+"""Powers of two, a byte each."""
 PACKED_DTYPES: Final = (_FP8, _INT8)
 """Of matrices that have the name of a plain one."""
 
@@ -38,9 +40,13 @@ _WORD_BITS: Final = 32
 Shape = tuple[int, ...]
 
 
-def becomes(packing: Packing, columns: int, scale_dtype: str) -> RowFormat:
+def becomes(
+    packing: Packing, columns: int, scale_dtype: str, *, of_expert: bool = False
+) -> RowFormat:
     """The format that holds such a matrix exactly: float16 has room for half of the levels times a
     scale of its own, a power of two, and for no other minimum."""
+    if of_expert and packing.experts_in_fours:
+        return MicroFloats()
     floats: dict[str, RowFormat] = {"mxfp4": MicroFloats(), "fp8": EightFloats()}
     return floats.get(packing.scheme) or _groups(packing, columns, scale_dtype)
 
@@ -125,6 +131,8 @@ def _find_eights(
     or of all. What they are called says nothing of whether numbers are multiplied or divided by
     them: they always are multiplied."""
     codes = found.get(tensor)
+    if codes is not None and codes.dtype == _INT8:
+        return _find_fours_beside(found, tensor, shape)
     if codes is None or codes.dtype != _FP8:
         return None, []
     scales = next((found[name] for name in _scale_names(tensor) if name in found), None)
@@ -138,11 +146,11 @@ def _find_eights(
         problems.append(f"{tensor} has shape {list(codes.shape)}, expected {list(shape)}")
     if scales is None:
         problems.append(f"{' or '.join(_scale_names(tensor))} is missing")
-    elif scales.shape not in expected or scales.dtype not in _FLOATS:
+    elif scales.shape not in expected or scales.dtype not in (*_FLOATS, _EXPONENTS):
         shapes = " or ".join(str(list(own)) for own in expected)
         problems.append(
             f"the scale of {tensor} has shape {list(scales.shape)} and type {scales.dtype}, {what} "
-            f"make it {shapes}, in one of {', '.join(_FLOATS)}"
+            f"make it {shapes}, in one of {', '.join((*_FLOATS, _EXPONENTS))}"
         )
     if problems or scales is None:
         return None, problems
@@ -192,8 +200,33 @@ def _find_bytes(
     return replace(codes, dtype=kind.name, packed=packed), []
 
 
-def _scale_names(tensor: str) -> tuple[str, str]:
-    return f"{tensor}_scale_inv", f"{tensor}_scale"
+def _scale_names(tensor: str) -> tuple[str, str, str]:
+    return f"{tensor}_scale_inv", f"{tensor.removesuffix('.weight')}.scale", f"{tensor}_scale"
+
+
+def _find_fours_beside(
+    found: Mapping[str, TensorSource], tensor: str, shape: Shape
+) -> tuple[TensorSource | None, list[str]]:
+    """Of experts whose numbers have 4 bits, two to a byte, among matrices of FP8 (DeepSeek-V4):
+    with exponents of 32 each beside them."""
+    rows, columns = shape
+    name = next((own for own in _scale_names(tensor) if own in found), None)
+    if name is None:
+        return None, [f"{' or '.join(_scale_names(tensor))} is missing"]
+    parts = {"blocks": found[tensor], "scales": found[name]}
+    sizes = {"blocks": columns // 2, "scales": columns // MICRO_COLUMNS}
+    known = {"blocks": (_INT8,), "scales": (_EXPONENTS, "U8")}
+    called = {"blocks": tensor, "scales": name}
+    problems = [
+        f"{called[own]} has shape {list(part.shape)} and type {part.dtype}, it must be "
+        f"{[rows, sizes[own]]} of {' or '.join(known[own])}"
+        for own, part in parts.items()
+        if part.shape != (rows, sizes[own]) or part.dtype not in known[own]
+    ]
+    if problems or columns % MICRO_COLUMNS:
+        return None, problems or [f"{tensor} has {columns} columns, which 32 do not divide"]
+    packed = Packed(scheme="mxfp4", parts=parts, bits=4, group_size=MICRO_COLUMNS)
+    return replace(found[tensor], dtype=MicroFloats().name, shape=shape, packed=packed), []
 
 
 def _upright(packing: Packing) -> tuple[str, ...]:

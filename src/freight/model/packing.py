@@ -37,7 +37,8 @@ class Packing:
     ``group_size`` None: a row is one group, or more are.
 
     ``zero_shift`` is what a stored zero point lacks. ``symmetric``: there are no zero points.
-    ``skipped``: patterns of the modules that stay plain.
+    ``skipped``: patterns of the modules that stay plain. Experts may have fours of bits, with
+    exponents of 32 each, whatever the others have.
     """
 
     scheme: str
@@ -46,6 +47,7 @@ class Packing:
     symmetric: bool = False
     zero_shift: int = 0
     skipped: tuple[str, ...] = ()
+    experts_in_fours: bool = False
 
     def skips(self, module: str) -> bool:
         return any(re.search(pattern, module) for pattern in self.skipped)
@@ -180,7 +182,9 @@ def _fp8(given: Mapping[str, Any], place: str) -> Packing:
         return _fp8_rows(given, place)
     if blocks not in _FP8_BLOCKS:
         raise _refusal(place, f"fp8 (blocks of {blocks})")
-    return replace(_fp8_rows(given, place), group_size=EIGHT_COLUMNS)
+    in_fours = given.get("expert_dtype") == "fp4"
+    rows = _fp8_rows(given, place)
+    return replace(rows, group_size=EIGHT_COLUMNS, experts_in_fours=in_fours)
 
 
 def _fp8_rows(given: Mapping[str, Any], place: str) -> Packing:

@@ -32,6 +32,7 @@ __all__ = ["check_order", "packed_rows"]
 
 _CHUNK_VALUES: Final = 4 * MIB
 _TYPES: Final = {
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
     "I32": torch.int32,
     "float16": torch.float16,

@@ -48,6 +48,18 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         "expert_limits": limits,
         "max_position_embeddings": _longest(raw, rates.get(_DOUBLED)),
     }
+    packed = raw.get("quantization_config")
+    if isinstance(packed, Mapping):
+        skipped = packed.get("modules_to_not_convert")
+        # Compressors stay plain, and no file says so.
+        own["quantization_config"] = {
+            "expert_dtype": raw.get("expert_dtype"),
+            **packed,
+            "modules_to_not_convert": [
+                *(skipped if isinstance(skipped, list) else ()),
+                ".compressor.",
+            ],
+        }
     width, shared = raw.get("moe_intermediate_size", 2048), raw.get("n_shared_experts", 1)
     if isinstance(width, int) and isinstance(shared, int):
         own["shared_size"] = width * shared
