@@ -155,8 +155,9 @@ class Recurrence:
     def matrix_bytes(self) -> int:
         return 4 * prod(self.matrix_shape)
 
-    def state_bytes(self, bytes_per_element: int = 2) -> int:
-        """What one row keeps in one layer: its matrices, and columns of its last tokens."""
+    def state_bytes(self, bytes_per_element: int = 2, longest: int | None = None) -> int:
+        """What one row keeps in one layer, however long it is: its matrices, and columns of its
+        last tokens."""
         return self.matrix_bytes + prod(self.columns_shape) * bytes_per_element
 
     def of_layers(self, cut: slice) -> Recurrence:
@@ -186,10 +187,11 @@ class Compression:
     is_beside: ClassVar[bool] = False
     """It is what its layers attend."""
 
-    @property
-    def most_compressed(self) -> int:
-        """Keys of a row that stand for several tokens each, in the layer that has the most."""
-        return max((self.longest // rate for rate in self.rates if rate), default=0)
+    def most_compressed(self, longest: int | None = None) -> int:
+        """Keys of a row of up to so many tokens that stand for several each, in the layer that has
+        the most."""
+        most = min(self.longest, longest or self.longest)
+        return max((most // rate for rate in self.rates if rate), default=0)
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:
@@ -199,16 +201,17 @@ class Compression:
 
     @property
     def columns_shape(self) -> tuple[int, int]:
-        """Keys of the window before a token, and compressed ones."""
-        return self.window - 1 + self.most_compressed, self.width
+        """The most keys: of the window before a token, and compressed ones."""
+        return self.window - 1 + self.most_compressed(), self.width
 
     @property
     def matrix_bytes(self) -> int:
         return 4 * prod(self.matrix_shape)
 
-    def state_bytes(self, bytes_per_element: int = 2) -> int:
-        """What one row keeps in one layer."""
-        return self.matrix_bytes + prod(self.columns_shape) * bytes_per_element
+    def state_bytes(self, bytes_per_element: int = 2, longest: int | None = None) -> int:
+        """What one row of up to so many tokens keeps in one layer."""
+        count = self.window - 1 + self.most_compressed(longest)
+        return self.matrix_bytes + count * self.width * bytes_per_element
 
     def of_layers(self, cut: slice) -> Compression:
         own = {name: getattr(self, name)[cut] for name in ("layers", "rates", "doubled")}

@@ -121,7 +121,8 @@ RecurrentStep = Deal | Convolve | DeltaRule | Scan
 
 
 def state_numbers(step: object) -> tuple[int, int]:
-    """What a step keeps of a row: numbers of the type that is computed with, and of float32."""
+    """What a step keeps of a row and changes by each token: numbers of the type that is computed
+    with, and of float32."""
     if isinstance(step, Convolve):
         return step.num_columns * (step.width - 1), 0
     if isinstance(step, DeltaRule | Scan):

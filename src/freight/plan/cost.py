@@ -25,14 +25,11 @@ from freight.plan.page_sizes import page_size, state_size
 from freight.plan.passes import bytes_passed
 from freight.plan.policy import Policy
 from freight.plan.simulate import Demand
+from freight.plan.state_cost import states_s
 from freight.quantities import MIB
 
 __all__ = ["Cost"]
 
-_PASSES_OF_STATE: Final = 2.0
-_PASSES_OF_STATE_PER_TOKEN: Final = 0.2
-"""A row's matrices are read and written once, however many tokens it brings; what each of them does
-goes on in a cache."""
 _PASSES_OF_NEW_KEYS: Final = 4.0
 _PASSES_OF_NEW_CODES: Final = 20.0
 
@@ -127,7 +124,7 @@ class Cost:
             widest = max(self.config.embedding_size, self.config.input_columns)
             request = float(widest * self.size)
         elif (kept := self._kept(operation)) == "states":
-            request = min(request, float(state_size(self.config, self.size)))
+            request = min(request, state_size(self.config, self.size, self.config.max_positions))
         elif operation.kind in _KV_ON_DISK and self.policy.is_continuous:
             request = min(request, self._kv_request(operation.kind, kept))
         kind = _KINDS.get(operation.kind, "weights")
@@ -256,7 +253,7 @@ class Cost:
         """A unit, or half of one, with chunks of so many ``rows``, in which the keys of some rows
         are attended."""
         seconds = self._chunks_s(unit, rows)
-        seconds += self._state_s(unit, spans)
+        seconds += states_s(unit, spans, self.unit, self.dtype, self.size)
         return seconds + sum(
             self._keys_s(step, spans) + self._new_keys_s(step, batch)
             for step in unit.steps
@@ -266,16 +263,6 @@ class Cost:
     def _chunks_s(self, unit: Unit, rows: Sequence[int]) -> float:
         chunks = Counter(rows).items()
         return sum(count * self._chunk_s(unit, tokens) for tokens, count in chunks)
-
-    def _state_s(self, unit: Unit, spans: Sequence[RowSpan]) -> float:
-        """What rows keep beside the keys: read, changed by each token, and written."""
-        plain, wide = unit.state_numbers()
-        if not plain + wide:
-            return 0.0
-        tokens = sum(span.num_new for span in spans)
-        passes = _PASSES_OF_STATE * len(spans) + _PASSES_OF_STATE_PER_TOKEN * (tokens - len(spans))
-        columns = _PASSES_OF_STATE * len(spans) * plain * self.size
-        return (4 * wide * passes + columns) / self.unit.memory_bytes_per_s
 
     def keys_again_s(self, num_tokens: float) -> float:
         """Making keys and values of so many tokens again in those layers that do not keep them."""

@@ -58,10 +58,10 @@ _PASSES: Final[Mapping[type, float]] = {
     Deal: 2.0,
     Convolve: 2.0,
     **dict.fromkeys((Widen, Narrow), 2.5),
-    Spread: 6.0,
-    Average: 3.0,
-    Collapse: 5.0,
-    Expand: 6.0,
+    Spread: 5.0,
+    Average: 5.0,
+    Collapse: 13.0,
+    Expand: 7.0,
 }
 _PASSES_OF_NORM: Final[Mapping[str, float]] = {
     **dict.fromkeys(("rms", "rms_plus_one"), 7.0),

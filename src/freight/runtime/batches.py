@@ -153,8 +153,7 @@ class BatchPreparer:
         self._looks_back = any(unit.kind == "queries" for unit in programme.units)
         columns = [config.handed_on[1]] if self._receives else [own.columns for own in tables]
         self._row_bytes = [own * dtype.itemsize for own in columns]
-        departing = config.handed_on[1] if programme.sends else 0
-        self._departing_bytes = departing * dtype.itemsize
+        self._departing_bytes = config.handed_on[1] * programme.sends * dtype.itemsize
 
     def get(self, sweep: int, k: int) -> PreparedBatch:
         return self._prepared[sweep, k]

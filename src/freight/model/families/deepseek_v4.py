@@ -134,6 +134,42 @@ _ATTENTION: Final = f"{_LAYER}.attn"
 _OWN: Final = "layers.{i}.recurrence"
 _COMPRESSOR: Final = f"{_ATTENTION}.compressor"
 
+_TENSORS: Final = {
+    "embedding": first_of("model.embed.weight", "model.embed_tokens.weight"),
+    "head.norm": "model.norm.weight",
+    "head.weight": first_of("head.weight", "lm_head.weight"),
+    # Of what transformers saves norms of two kinds have one name.
+    f"{_OWN}.kv_norm": first_of(f"{_ATTENTION}.kv_norm.weight", f"{_ATTENTION}.norm.weight"),
+    f"{_OWN}.q_down": f"{_ATTENTION}.wq_a.weight",
+    f"{_OWN}.q_down_norm": f"{_ATTENTION}.q_norm.weight",
+    f"{_OWN}.q": f"{_ATTENTION}.wq_b.weight",
+    f"{_OWN}.kv": f"{_ATTENTION}.wkv.weight",
+    f"{_OWN}.sinks": f"{_ATTENTION}.attn_sink",
+    f"{_OWN}.groups": f"{_ATTENTION}.wo_a.weight",
+    f"{_OWN}.out": f"{_ATTENTION}.wo_b.weight",
+    f"{_OWN}.sources": f"{_COMPRESSOR}.wkv.weight",
+    f"{_OWN}.source_gates": f"{_COMPRESSOR}.wgate.weight",
+    f"{_OWN}.source_bias": f"{_COMPRESSOR}.ape",
+    f"{_OWN}.source_norm": f"{_COMPRESSOR}.norm.weight",
+    "layers.{i}.attention.norm": f"{_LAYER}.attn_norm.weight",
+    "layers.{i}.mlp.norm": f"{_LAYER}.ffn_norm.weight",
+    "layers.{i}.router.weight": f"{_LAYER}.ffn.gate.weight",
+    "layers.{i}.router.corrections": f"{_LAYER}.ffn.gate.bias",
+    "layers.{i}.router.table": f"{_LAYER}.ffn.gate.tid2eid",
+    **{
+        f"layers.{{i}}.{own}.{name}": f"{_LAYER}.ffn.{place}.{spelt}.weight"
+        for own, place in (("shared", "shared_experts"), ("experts.{e}", "experts.{e}"))
+        for name, spelt in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+    },
+    **stream_tensors(
+        {
+            "attention": (f"{_LAYER}.hc_attn_",),
+            "mlp": (f"{_LAYER}.hc_ffn_",),
+            "head": ("model.hc_head_", "model.hc_head.hc_"),
+        }
+    ),
+}
+
 DEEPSEEK_V4: Final = Family(
     architectures=("DeepseekV4ForCausalLM",),
     model_types=("deepseek_v4",),
@@ -162,41 +198,7 @@ DEEPSEEK_V4: Final = Family(
         "stream_floor": read("hc_eps", 1e-6),
         "stream_rounds": read("hc_sinkhorn_iters", 20),
     },
-    tensors={
-        "embedding": first_of("model.embed.weight", "model.embed_tokens.weight"),
-        "head.norm": "model.norm.weight",
-        "head.weight": first_of("head.weight", "lm_head.weight"),
-        # Of what transformers saves norms of two kinds have one name.
-        f"{_OWN}.kv_norm": first_of(f"{_ATTENTION}.kv_norm.weight", f"{_ATTENTION}.norm.weight"),
-        f"{_OWN}.q_down": f"{_ATTENTION}.wq_a.weight",
-        f"{_OWN}.q_down_norm": f"{_ATTENTION}.q_norm.weight",
-        f"{_OWN}.q": f"{_ATTENTION}.wq_b.weight",
-        f"{_OWN}.kv": f"{_ATTENTION}.wkv.weight",
-        f"{_OWN}.sinks": f"{_ATTENTION}.attn_sink",
-        f"{_OWN}.groups": f"{_ATTENTION}.wo_a.weight",
-        f"{_OWN}.out": f"{_ATTENTION}.wo_b.weight",
-        f"{_OWN}.sources": f"{_COMPRESSOR}.wkv.weight",
-        f"{_OWN}.source_gates": f"{_COMPRESSOR}.wgate.weight",
-        f"{_OWN}.source_bias": f"{_COMPRESSOR}.ape",
-        f"{_OWN}.source_norm": f"{_COMPRESSOR}.norm.weight",
-        "layers.{i}.attention.norm": f"{_LAYER}.attn_norm.weight",
-        "layers.{i}.mlp.norm": f"{_LAYER}.ffn_norm.weight",
-        "layers.{i}.router.weight": f"{_LAYER}.ffn.gate.weight",
-        "layers.{i}.router.corrections": f"{_LAYER}.ffn.gate.bias",
-        "layers.{i}.router.table": f"{_LAYER}.ffn.gate.tid2eid",
-        **{
-            f"layers.{{i}}.{own}.{name}": f"{_LAYER}.ffn.{place}.{spelt}.weight"
-            for own, place in (("shared", "shared_experts"), ("experts.{e}", "experts.{e}"))
-            for name, spelt in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
-        },
-        **stream_tensors(
-            {
-                "attention": (f"{_LAYER}.hc_attn_",),
-                "mlp": (f"{_LAYER}.hc_ffn_",),
-                "head": ("model.hc_head_", "model.hc_head.hc_"),
-            }
-        ),
-    },
+    tensors=_TENSORS,
     demands={"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False},
     prepare=_spell_out,
 )

@@ -67,6 +67,27 @@ def _expert(name: str, stacked: Stacked) -> Place:
     return first_of(stacked, f"{_MLP}.experts.{{e}}.{name}.weight")
 
 
+# transformers writes the second spelling of what was published as the first.
+_STREAMS: Final = stream_tensors(
+    {
+        part: (
+            f"{_LAYER}.hc_{own}_layer.hc_pre.hc_",
+            f"{_LAYER}.hc_pre.hc_{own}_layer.hc_",
+            f"{_LAYER}.hc_{own}_layer.hc_",
+            f"{_LAYER}.{other}_hc.",
+        )
+        for part, own, other in (("attention", "attn", "attn"), ("mlp", "mlp", "ffn"))
+    }
+    | {
+        "head": (
+            "model.hc_head.hc_pre.hc_head_",
+            "model.hc_pre.hc_head.hc_head_",
+            "model.hc_head.hc_head_",
+            "model.hc_head.hc_",
+        )
+    }
+)
+
 HY_V4: Final = Family(
     architectures=("HYV4ForCausalLM",),
     model_types=("hy_v4",),
@@ -107,26 +128,7 @@ HY_V4: Final = Family(
         "layers.{i}.experts.{e}.down": _expert(
             "down_proj", Stacked(tensor=f"{_MLP}.experts.down_proj")
         ),
-        # transformers writes the second spelling of what was published as the first.
-        **stream_tensors(
-            {
-                part: (
-                    f"{_LAYER}.hc_{own}_layer.hc_pre.hc_",
-                    f"{_LAYER}.hc_pre.hc_{own}_layer.hc_",
-                    f"{_LAYER}.hc_{own}_layer.hc_",
-                    f"{_LAYER}.{other}_hc.",
-                )
-                for part, own, other in (("attention", "attn", "attn"), ("mlp", "mlp", "ffn"))
-            }
-            | {
-                "head": (
-                    "model.hc_head.hc_pre.hc_head_",
-                    "model.hc_pre.hc_head.hc_head_",
-                    "model.hc_head.hc_head_",
-                    "model.hc_head.hc_",
-                )
-            }
-        ),
+        **_STREAMS,
     },
     prepare=_spell_out,
 )
