@@ -1,0 +1,203 @@
+"""Keys that are kept as a state: whatever a row brings at once, it attends what a sum over all of
+its tokens in float64 says, of the window and of those that were compressed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.kernels.row_states import RowStates
+from freight.model.frame import Frame, LayerStates
+from freight.model.kept_steps import AttendKept, Compress, ProjectGroups
+from freight.model.layers import run_unit
+from freight.model.programme import Unit, Weight
+from freight.model.rope import inverse_frequencies
+from freight.model.rope_config import RopeConfig
+from freight.model.workspace import Workspace
+
+HEADS, WIDTH, MOST = 3, 8, 400
+ROPE = RopeConfig(kind="default", rotary_dim=4, theta=100.0, pairs=True)
+
+
+def vector(name: str, count: int) -> Weight:
+    return Weight(name=name, out_dims=(), in_dims=("D",), num_rows=1, num_columns=count)
+
+
+def make_step(window: int, rate: int, doubled: bool) -> AttendKept:
+    columns = WIDTH * (1 + doubled)
+    compress = Compress(
+        x="sources",
+        gates="gates",
+        bias=vector("bias", rate * columns),
+        weight=vector("gain", WIDTH),
+        rate=rate,
+        doubled=doubled,
+        eps=1e-3,
+        rope=ROPE,
+        max_positions=MOST,
+    )
+    return AttendKept(
+        q="q",
+        kv="kv",
+        out="out",
+        num_heads=HEADS,
+        width=WIDTH,
+        window=window,
+        scale=0.4,
+        sinks=vector("sinks", HEADS),
+        compress=compress if rate else None,
+    )
+
+
+def made(step: AttendKept, num_tokens: int) -> dict[str, torch.Tensor]:
+    values = {"q": torch.randn(num_tokens, HEADS * WIDTH), "kv": torch.randn(num_tokens, WIDTH)}
+    values["sinks"], values["gain"] = torch.randn(HEADS), torch.rand(WIDTH) + 0.5
+    if (own := step.compress) is not None:
+        columns = WIDTH * (1 + own.doubled)
+        values["sources"] = torch.randn(num_tokens, columns)
+        values["gates"] = 3 * torch.randn(num_tokens, columns)
+        values["bias"] = torch.randn(own.rate, columns)
+    return values
+
+
+def compressed(own: Compress, values: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """All complete keys of a row, one by one, in float64."""
+    sources, gates = (values[name].double() for name in ("sources", "gates"))
+    bias, keys = values["bias"].double(), []
+    frequencies, _ = inverse_frequencies(ROPE, 1, MOST)
+    for number in range(len(sources) // own.rate):
+        each, shares = [], []
+        for place in range(own.rate * (1 + own.doubled)):
+            token = own.rate * (number - own.doubled) + place
+            is_before = own.doubled and place < own.rate
+            half = slice(0, WIDTH) if is_before else slice(-WIDTH, None)
+            if token >= 0:
+                each.append(sources[token, half])
+                shares.append(gates[token, half] + bias[token % own.rate, half])
+        key = (torch.stack(each) * torch.stack(shares).softmax(0)).sum(0)
+        key = key / (key.square().mean() + own.eps).sqrt() * values["gain"].double()
+        angles = own.rate * number * frequencies.double()
+        low, high = key[-4::2].clone(), key[-3::2].clone()
+        key[-4::2] = low * angles.cos() - high * angles.sin()
+        key[-3::2] = high * angles.cos() + low * angles.sin()
+        keys.append(key)
+    return keys
+
+
+def wanted(step: AttendKept, values: dict[str, torch.Tensor]) -> torch.Tensor:
+    kv, q = values["kv"].double(), values["q"].double().view(-1, HEADS, WIDTH)
+    keys = [] if step.compress is None else compressed(step.compress, values)
+    rate = 1 if step.compress is None else step.compress.rate
+    out = torch.zeros_like(q)
+    for token in range(len(q)):
+        known = [*kv[max(0, token - step.window + 1) : token + 1]]
+        known += keys[: (token + 1) // rate]
+        seen = torch.stack(known)
+        for head in range(HEADS):
+            scores = step.scale * seen @ q[token, head]
+            scores = torch.cat((scores, values["sinks"][head].double()[None]))
+            out[token, head] = scores.softmax(0)[:-1] @ seen
+    return out.view(len(q), -1).float()
+
+
+def run(
+    step: Any, values: dict[str, torch.Tensor], states: list[LayerStates], weights: Any = None
+) -> torch.Tensor:
+    named = ("sinks", "gain", "bias")
+    given_ = {name: [(0, values[name].reshape(1, -1))] for name in named if name in values}
+    frame = Frame(
+        weights=weights or given_,
+        workspace=Workspace(torch.empty(1 << 22, dtype=torch.uint8)),
+        values={name: own for name, own in values.items() if name not in named},
+        states=states,
+    )
+    with torch.inference_mode():
+        run_unit(Unit(name="own", kind="recurrence", layer=0, steps=(step,)), frame)
+    return frame.values["out"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_rows_in_any_pieces(data: st.DataObject) -> None:
+    """Several rows side by side, each a piece at a time: single tokens, and more than are
+    compressed or attend at once."""
+    torch.manual_seed(data.draw(st.integers(0, 1 << 30)))
+    window = data.draw(st.sampled_from([2, 5, 33]))
+    rate, doubled = data.draw(st.sampled_from([(0, False), (4, True), (8, False), (1, True)]))
+    step = make_step(window, rate, doubled)
+    counts = data.draw(st.lists(st.sampled_from([1, 7, 33, 300]), min_size=1, max_size=3))
+    rows = [made(step, count) for count in counts]
+    shared = {name: rows[0][name] for name in ("sinks", "gain", "bias") if name in rows[0]}
+    rows = [{**row, **shared} for row in rows]
+    columns = torch.full((len(rows) + 1, window - 1 + (MOST // rate if rate else 0), WIDTH), 9.0)
+    memory = torch.full((len(rows) + 1, 2, 3, WIDTH), 9.0)
+    done, found = [0] * len(rows), [list[torch.Tensor]() for _ in rows]
+    while any(at < count for at, count in zip(done, counts, strict=True)):
+        pieces = []
+        for row, count in enumerate(counts):
+            if done[row] < count:
+                size = data.draw(st.sampled_from([1, 1, 2, 5, 31, 300]))
+                pieces.append((row, min(size, count - done[row])))
+        sizes = np.array([size for _, size in pieces])
+        states = RowStates(
+            starts=np.cumsum(sizes) - sizes,
+            counts=sizes,
+            seats=np.array([len(rows) - row for row, _ in pieces]),
+            is_new=np.array([done[row] == 0 for row, _ in pieces], np.int64),
+            lengths=np.array([done[row] for row, _ in pieces]),
+        )
+        own = {**shared}
+        for name in ("q", "kv", "sources", "gates"):
+            if name in rows[0]:
+                parts = [rows[row][name][done[row] : done[row] + n] for row, n in pieces]
+                own[name] = torch.cat(parts)
+        out = run(step, own, [LayerStates(rows=states, columns=columns, memory=memory)])
+        for (row, size), part in zip(pieces, out.split(sizes.tolist()), strict=True):
+            found[row].append(part)
+            done[row] += size
+    for row, parts in zip(rows, found, strict=True):
+        torch.testing.assert_close(torch.cat(parts), wanted(step, row), rtol=0, atol=2e-5)
+
+
+def test_a_row_goes_on_from_what_another_has_left() -> None:
+    torch.manual_seed(3)
+    step = make_step(5, 4, True)
+    values = made(step, 21)
+    columns, memory = torch.zeros(2, 4 + 10, WIDTH), torch.zeros(2, 2, 3, WIDTH)
+
+    def rows(seat: int, first: int, last: int) -> RowStates:
+        numbers = {"starts": 0, "counts": last - first, "seats": seat, "is_new": first == 0}
+        own = {name: np.array([int(number)]) for name, number in numbers.items()}
+        return RowStates(**own, lengths=np.array([first]))
+
+    def part(first: int, last: int) -> dict[str, torch.Tensor]:
+        whole = ("sinks", "gain", "bias")
+        return {
+            name: own if name in whole else own[first:last].clone() for name, own in values.items()
+        }
+
+    run(step, part(0, 10), [LayerStates(rows=rows(0, 0, 10), columns=columns, memory=memory)])
+    beginning = (1, columns[0].clone(), memory[0].clone())
+    states = LayerStates(
+        rows=rows(1, 10, 21), columns=columns, memory=memory, beginnings=[beginning]
+    )
+    out = run(step, part(10, 21), [states])
+    torch.testing.assert_close(out, wanted(step, values)[10:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("cuts", [(0, 12), (0, 3, 4, 11, 12), (0, 6, 12)])
+def test_products_in_groups_of_parts_anywhere(cuts: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    x, matrix = torch.randn(5, 9), torch.randn(12, 3)
+    weight = Weight(name="groups", out_dims=("g", "o"), in_dims=("j",), num_rows=12, num_columns=3)
+    step = ProjectGroups(x="x", out="out", weight=weight, num_groups=3)
+    parts = [(a, matrix[a:b]) for a, b in pairwise(cuts)]
+    out = run(step, {"x": x}, [], {"groups": parts[::-1]})
+    each = torch.einsum("tgi,goi->tgo", x.view(5, 3, 3), matrix.view(3, 4, 3))
+    torch.testing.assert_close(out, each.reshape(5, 12))
