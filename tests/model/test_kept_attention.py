@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from freight.kernels.row_states import RowStates
 from freight.model.frame import Frame, LayerStates
-from freight.model.kept_steps import AttendKept, Compress, ProjectGroups
+from freight.model.kept_steps import AttendKept, ChooseKept, Compress, ProjectGroups
 from freight.model.layers import run_unit
 from freight.model.programme import Unit, Weight
 from freight.model.rope import inverse_frequencies
@@ -22,26 +22,45 @@ from freight.model.rope_config import RopeConfig
 from freight.model.workspace import Workspace
 
 HEADS, WIDTH, MOST = 3, 8, 400
+CHOOSING, NARROW, CHOSEN = 32, 6, 3
+"""Heads of an indexer, their width, and the keys that it chooses."""
 ROPE = RopeConfig(kind="default", rotary_dim=4, theta=100.0, pairs=True)
+
+
+SHARED = ("sinks", "gain", "bias", "index_gain", "index_bias")
+"""Weights, which all rows have."""
 
 
 def vector(name: str, count: int) -> Weight:
     return Weight(name=name, out_dims=(), in_dims=("D",), num_rows=1, num_columns=count)
 
 
-def make_step(window: int, rate: int, doubled: bool) -> AttendKept:
-    columns = WIDTH * (1 + doubled)
-    compress = Compress(
-        x="sources",
-        gates="gates",
-        bias=vector("bias", rate * columns),
-        weight=vector("gain", WIDTH),
+def make_compress(kind: str, width: int, rate: int, doubled: bool) -> Compress:
+    return Compress(
+        x=f"{kind}sources",
+        gates=f"{kind}gates",
+        bias=vector(f"{kind}bias", rate * width * (1 + doubled)),
+        weight=vector(f"{kind}gain", width),
         rate=rate,
         doubled=doubled,
         eps=1e-3,
         rope=ROPE,
         max_positions=MOST,
+        most_keys=MOST // rate,
     )
+
+
+def make_step(window: int, rate: int, doubled: bool, chooses: bool = False) -> AttendKept:
+    choose = None
+    if chooses:
+        choose = ChooseKept(
+            q="index_q",
+            weights="index_weights",
+            num_heads=CHOOSING,
+            width=NARROW,
+            num_chosen=CHOSEN,
+            compress=make_compress("index_", NARROW, rate, doubled),
+        )
     return AttendKept(
         q="q",
         kv="kv",
@@ -51,37 +70,44 @@ def make_step(window: int, rate: int, doubled: bool) -> AttendKept:
         window=window,
         scale=0.4,
         sinks=vector("sinks", HEADS),
-        compress=compress if rate else None,
+        compress=make_compress("", WIDTH, rate, doubled) if rate else None,
+        choose=choose,
     )
 
 
 def made(step: AttendKept, num_tokens: int) -> dict[str, torch.Tensor]:
     values = {"q": torch.randn(num_tokens, HEADS * WIDTH), "kv": torch.randn(num_tokens, WIDTH)}
-    values["sinks"], values["gain"] = torch.randn(HEADS), torch.rand(WIDTH) + 0.5
-    if (own := step.compress) is not None:
-        columns = WIDTH * (1 + own.doubled)
-        values["sources"] = torch.randn(num_tokens, columns)
-        values["gates"] = 3 * torch.randn(num_tokens, columns)
-        values["bias"] = torch.randn(own.rate, columns)
+    values["sinks"] = torch.randn(HEADS)
+    for own in step.compressors:
+        width = own.weight.num_columns
+        values[own.weight.name] = torch.rand(width) + 0.5
+        columns = width * (1 + own.doubled)
+        values[own.x] = torch.randn(num_tokens, columns)
+        values[own.gates] = 3 * torch.randn(num_tokens, columns)
+        values[own.bias.name] = torch.randn(own.rate, columns)
+    if step.choose is not None:
+        values["index_q"] = torch.randn(num_tokens, CHOOSING * NARROW)
+        values["index_weights"] = torch.randn(num_tokens, CHOOSING)
     return values
 
 
 def compressed(own: Compress, values: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """All complete keys of a row, one by one, in float64."""
-    sources, gates = (values[name].double() for name in ("sources", "gates"))
-    bias, keys = values["bias"].double(), []
+    sources, gates = (values[name].double() for name in (own.x, own.gates))
+    width = own.weight.num_columns
+    bias, keys = values[own.bias.name].double(), []
     frequencies, _ = inverse_frequencies(ROPE, 1, MOST)
     for number in range(len(sources) // own.rate):
         each, shares = [], []
         for place in range(own.rate * (1 + own.doubled)):
             token = own.rate * (number - own.doubled) + place
             is_before = own.doubled and place < own.rate
-            half = slice(0, WIDTH) if is_before else slice(-WIDTH, None)
+            half = slice(0, width) if is_before else slice(-width, None)
             if token >= 0:
                 each.append(sources[token, half])
                 shares.append(gates[token, half] + bias[token % own.rate, half])
         key = (torch.stack(each) * torch.stack(shares).softmax(0)).sum(0)
-        key = key / (key.square().mean() + own.eps).sqrt() * values["gain"].double()
+        key = key / (key.square().mean() + own.eps).sqrt() * values[own.weight.name].double()
         angles = own.rate * number * frequencies.double()
         low, high = key[-4::2].clone(), key[-3::2].clone()
         key[-4::2] = low * angles.cos() - high * angles.sin()
@@ -93,11 +119,19 @@ def compressed(own: Compress, values: dict[str, torch.Tensor]) -> list[torch.Ten
 def wanted(step: AttendKept, values: dict[str, torch.Tensor]) -> torch.Tensor:
     kv, q = values["kv"].double(), values["q"].double().view(-1, HEADS, WIDTH)
     keys = [] if step.compress is None else compressed(step.compress, values)
+    own = [] if step.choose is None else compressed(step.choose.compress, values)
     rate = 1 if step.compress is None else step.compress.rate
     out = torch.zeros_like(q)
     for token in range(len(q)):
         known = [*kv[max(0, token - step.window + 1) : token + 1]]
-        known += keys[: (token + 1) // rate]
+        complete = (token + 1) // rate
+        if step.choose is not None and complete > CHOSEN:
+            asked = values["index_q"][token].double().view(CHOOSING, NARROW)
+            likeness = (asked @ torch.stack(own[:complete]).t()).relu()
+            scores = values["index_weights"][token].double() @ likeness
+            known += [keys[number] for number in scores.topk(CHOSEN).indices.tolist()]
+        else:
+            known += keys[:complete]
         seen = torch.stack(known)
         for head in range(HEADS):
             scores = step.scale * seen @ q[token, head]
@@ -109,7 +143,7 @@ def wanted(step: AttendKept, values: dict[str, torch.Tensor]) -> torch.Tensor:
 def run(
     step: Any, values: dict[str, torch.Tensor], states: list[LayerStates], weights: Any = None
 ) -> torch.Tensor:
-    named = ("sinks", "gain", "bias")
+    named = SHARED
     given_ = {name: [(0, values[name].reshape(1, -1))] for name in named if name in values}
     frame = Frame(
         weights=weights or given_,
@@ -130,13 +164,16 @@ def test_rows_in_any_pieces(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 1 << 30)))
     window = data.draw(st.sampled_from([2, 5, 33]))
     rate, doubled = data.draw(st.sampled_from([(0, False), (4, True), (8, False), (1, True)]))
-    step = make_step(window, rate, doubled)
+    chooses = doubled and data.draw(st.booleans())
+    step = make_step(window, rate, doubled, chooses)
     counts = data.draw(st.lists(st.sampled_from([1, 7, 33, 300]), min_size=1, max_size=3))
     rows = [made(step, count) for count in counts]
-    shared = {name: rows[0][name] for name in ("sinks", "gain", "bias") if name in rows[0]}
+    shared = {name: rows[0][name] for name in SHARED if name in rows[0]}
     rows = [{**row, **shared} for row in rows]
-    columns = torch.full((len(rows) + 1, window - 1 + (MOST // rate if rate else 0), WIDTH), 9.0)
-    memory = torch.full((len(rows) + 1, 2, 3, WIDTH), 9.0)
+    most = MOST // rate if rate else 0
+    beside = -(-most * NARROW // WIDTH) if chooses else 0
+    columns = torch.full((len(rows) + 1, window - 1 + most + beside, WIDTH), 9.0)
+    memory = torch.full((len(rows) + 1, 2, 3, WIDTH + NARROW * chooses), 9.0)
     done, found = [0] * len(rows), [list[torch.Tensor]() for _ in rows]
     while any(at < count for at, count in zip(done, counts, strict=True)):
         pieces = []
@@ -153,8 +190,8 @@ def test_rows_in_any_pieces(data: st.DataObject) -> None:
             lengths=np.array([done[row] for row, _ in pieces]),
         )
         own = {**shared}
-        for name in ("q", "kv", "sources", "gates"):
-            if name in rows[0]:
+        for name in rows[0]:
+            if name not in SHARED:
                 parts = [rows[row][name][done[row] : done[row] + n] for row, n in pieces]
                 own[name] = torch.cat(parts)
         out = run(step, own, [LayerStates(rows=states, columns=columns, memory=memory)])
@@ -169,7 +206,7 @@ def test_a_row_goes_on_from_what_another_has_left() -> None:
     torch.manual_seed(3)
     step = make_step(5, 4, True)
     values = made(step, 21)
-    columns, memory = torch.zeros(2, 4 + 10, WIDTH), torch.zeros(2, 2, 3, WIDTH)
+    columns, memory = torch.zeros(2, 4 + MOST // 4, WIDTH), torch.zeros(2, 2, 3, WIDTH)
 
     def rows(seat: int, first: int, last: int) -> RowStates:
         numbers = {"starts": 0, "counts": last - first, "seats": seat, "is_new": first == 0}
@@ -177,9 +214,8 @@ def test_a_row_goes_on_from_what_another_has_left() -> None:
         return RowStates(**own, lengths=np.array([first]))
 
     def part(first: int, last: int) -> dict[str, torch.Tensor]:
-        whole = ("sinks", "gain", "bias")
         return {
-            name: own if name in whole else own[first:last].clone() for name, own in values.items()
+            name: own if name in SHARED else own[first:last].clone() for name, own in values.items()
         }
 
     run(step, part(0, 10), [LayerStates(rows=rows(0, 0, 10), columns=columns, memory=memory)])

@@ -296,6 +296,11 @@ CONFIGS |= {
         layer_types=["compressed_sparse_attention", "heavily_compressed_attention"],
         n_routed_experts=3,
         num_experts_per_tok=2,
+        index_topk=4,
+        index_n_heads=32,
+    ),
+    "deepseek v4, chosen keys": deepseek_v4(
+        layer_types=["compressed_sparse_attention"] * 4, index_topk=3, index_n_heads=32
     ),
     "deepseek v4, windows": deepseek_v4(
         layer_types=["sliding_attention"] * 3,
@@ -341,7 +346,7 @@ UNCOUNTED = {name for name in CONFIGS if name.startswith(("bamba", "falcon h1"))
 """transformers counts their positions from 0 at every step."""
 
 
-UNREAD = re.compile(r"\.indexer\.|\.visual\.")
+UNREAD = re.compile(r"(?<!compressor)\.indexer\.|\.visual\.")
 """Parts of models whose layers nobody asks for."""
 
 

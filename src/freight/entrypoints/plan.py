@@ -90,7 +90,7 @@ def plan_policy(arguments: argparse.Namespace) -> int:
     questions = [
         Question(
             model=arguments.model,
-            config=config,
+            config=config.for_rows(workload.max_total_tokens),
             machine=machine,
             workload=workload,
             dtype=_dtype_on(machine, arguments.dtype),

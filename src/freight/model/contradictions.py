@@ -258,7 +258,8 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
     if own is None:
         return []
     if isinstance(own, Compression):
-        return compression_problems(own, config.num_layers, config.num_heads)
+        turned = max((rope.rotary_dim for rope in config.rotations), default=0)
+        return compression_problems(own, config.num_layers, config.num_heads, turned)
     key_width = 1 if own.rule == "gates" else own.key_width
     rank = 1 if own.rate_rank is None else own.rate_rank
     widths = (own.num_key_heads, own.num_heads, key_width, own.value_width, rank)

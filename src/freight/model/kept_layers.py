@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freight.model.decoder_parts import Parts
-from freight.model.kept_steps import AttendKept, Compress, ProjectGroups
+from freight.model.kept_steps import AttendKept, ChooseKept, Compress, ProjectGroups
 from freight.model.layer_kinds import Compression
 from freight.model.programme import Level, Norm, Project, Rotate, Step
+from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
 __all__ = ["kept_steps"]
@@ -35,28 +36,44 @@ def kept_steps(
         parts.project(f"{prefix}.q_down", x, "narrow", ("Q", "D")),
         parts.project(f"{prefix}.kv", x, "kv", ("H", "D")),
     ]
-    rate, compress = own.rates[layer], None
-    if rate:
+    compress = choose = None
+
+    def compressed(kind: str, width: str) -> Compress:
         doubled = own.doubled[layer]
-        rows, places = "2H" if doubled else "H", "b" if doubled else "a"
-        steps += [
-            parts.project(f"{prefix}.{name}", x, name, (rows, "D"))
+        rows, places = f"2{width}" if doubled else width, "b" if doubled else "a"
+        steps.extend(
+            parts.project(f"{prefix}.{kind}{name}", x, f"{kind}{name}", (rows, "D"))
             for name in ("sources", "source_gates")
-        ]
-        compress = Compress(
-            x="sources",
-            gates="source_gates",
-            bias=_wide(parts, f"{prefix}.source_bias", places + rows),
-            weight=parts.vector(f"{prefix}.source_norm", "H"),
-            rate=rate,
+        )
+        return Compress(
+            x=f"{kind}sources",
+            gates=f"{kind}source_gates",
+            bias=_wide(parts, f"{prefix}.{kind}source_bias", places + rows),
+            weight=parts.vector(f"{prefix}.{kind}source_norm", width),
+            rate=own.rates[layer],
             doubled=doubled,
             eps=c.norm_eps,
             rope=rope,
             max_positions=c.max_positions,
+            most_keys=own.most_keys(layer),
         )
+
+    if own.rates[layer]:
+        compress = compressed("", "H")
+    if own.index is not None and own.chooses(layer):
+        choose = ChooseKept(
+            q="index_q",
+            weights="index_weights",
+            num_heads=own.index.num_heads,
+            width=own.index.width,
+            num_chosen=own.index.num_chosen,
+            compress=compressed("index_", "t"),
+        )
+        steps.append(parts.project(f"{prefix}.index_weights", x, "index_weights", ("l", "D")))
     steps += [
         norm("q_down_norm", "narrow", "Q"),
         parts.project(f"{prefix}.q", "narrow", "q", ("NH", "Q")),
+        *_index_queries(parts, choose, prefix, rope),
         Level(x="q", num_heads=num_heads, eps=c.norm_eps),
         rotate("q", num_heads),
         norm("kv_norm", "kv", "H"),
@@ -71,6 +88,7 @@ def kept_steps(
             scale=c.attention_scale,
             sinks=_wide(parts, f"{prefix}.sinks", "N"),
             compress=compress,
+            choose=choose,
         ),
         # What is attended has turned with the keys; so it is as seen from the query.
         rotate("attended", num_heads, backwards=True),
@@ -82,6 +100,18 @@ def kept_steps(
         ),
     ]
     return steps, parts.project(f"{prefix}.out", "grouped", "update", ("D", "go"))
+
+
+def _index_queries(
+    parts: Parts, choose: ChooseKept | None, prefix: str, rope: RopeConfig
+) -> list[Step]:
+    if choose is None:
+        return []
+    first = choose.width - rope.rotary_dim
+    return [
+        parts.project(f"{prefix}.index_q", "narrow", "index_q", ("lt", "Q")),
+        Rotate(x="index_q", num_heads=choose.num_heads, rope=rope, first=first),
+    ]
 
 
 def _wide(parts: Parts, name: str, dims: str) -> Weight:

@@ -10,7 +10,7 @@ from freight.model.layer_kinds import Compression
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
-__all__ = ["AttendKept", "Compress", "KeptStep", "ProjectGroups", "compression_sizes"]
+__all__ = ["AttendKept", "ChooseKept", "Compress", "KeptStep", "ProjectGroups", "compression_sizes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,8 @@ class Compress:
     sum of what the tokens have in x [T, W], weighed by the softmax of ``gates`` [T, W] plus
     ``bias`` [rate, W], by the token's place; then the norm ``weight``, and its last numbers rotated
     by the first token's position. W is its width; where it is ``doubled`` twice that, and the first
-    half of what tokens have goes into the key after theirs, the second into their own."""
+    half of what tokens have goes into the key after theirs, the second into their own. A row has
+    ``most_keys`` of them at most."""
 
     x: str
     gates: str
@@ -30,14 +31,29 @@ class Compress:
     eps: float
     rope: RopeConfig
     max_positions: int
+    most_keys: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChooseKept:
+    """Of compressed keys a query attends the ``num_chosen`` with the highest sum over heads n of
+    weights[n] max(0, q[n] k), of q [T, N W], ``weights`` [T, N] and keys k [W] that are compressed
+    likewise."""
+
+    q: str
+    weights: str
+    num_heads: int
+    width: int
+    num_chosen: int
+    compress: Compress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendKept:
     """out [T, N H] = softmax(scale q k^T) k of q [T, N H] over keys k of one head, which are the
     values: the row's last ``window`` of kv [T, H], and all compressed ones that tokens up to the
-    query's have completed, ``compress`` says how. Of ``sinks`` [N] each head has a score beside its
-    keys' of a value that is zero."""
+    query's have completed, ``compress`` says how, or those of them that are chosen. Of ``sinks``
+    [N] each head has a score beside its keys' of a value that is zero."""
 
     q: str
     kv: str
@@ -48,6 +64,13 @@ class AttendKept:
     scale: float
     sinks: Weight
     compress: Compress | None
+    choose: ChooseKept | None = None
+
+    @property
+    def compressors(self) -> tuple[Compress, ...]:
+        """All ways in which it compresses."""
+        own = () if self.compress is None else (self.compress,)
+        return own if self.choose is None else (*own, self.choose.compress)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +89,16 @@ KeptStep = AttendKept | ProjectGroups
 
 def compression_sizes(own: Compression, num_heads: int) -> Mapping[str, int]:
     """Dims: Q numbers that queries are made of; g groups of heads, of j columns each, which become
-    o; a tokens that one key stands for, b where its sources are twice as many."""
+    o; a tokens that one key stands for, b where its sources are twice as many; of an indexer l
+    heads, t wide."""
     pairs = [*zip(own.rates, own.doubled, strict=False)]
     return {
         "Q": own.query_rank,
         "g": own.groups,
         "j": num_heads * own.width // max(own.groups, 1),
         "o": own.out_rank,
+        "l": 0 if own.index is None else own.index.num_heads,
+        "t": 0 if own.index is None else own.index.width,
         "a": max((rate for rate, is_doubled in pairs if not is_doubled), default=0),
         "b": max((rate for rate, is_doubled in pairs if is_doubled), default=0),
     }

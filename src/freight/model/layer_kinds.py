@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-__all__ = ["Compression", "Experts", "Latent", "Recurrence", "Streams"]
+__all__ = ["Compression", "Experts", "Index", "Latent", "Recurrence", "Streams"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,13 +155,22 @@ class Recurrence:
     def matrix_bytes(self) -> int:
         return 4 * prod(self.matrix_shape)
 
-    def state_bytes(self, bytes_per_element: int = 2, longest: int | None = None) -> int:
-        """What one row keeps in one layer, however long it is: its matrices, and columns of its
-        last tokens."""
+    def state_bytes(self, bytes_per_element: int = 2) -> int:
+        """What one row keeps in one layer: its matrices, and columns of its last tokens."""
         return self.matrix_bytes + prod(self.columns_shape) * bytes_per_element
 
     def of_layers(self, cut: slice) -> Recurrence:
         return replace(self, layers=self.layers[cut])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """What chooses ``num_chosen`` of a row's compressed keys for each query: by ``num_heads`` heads
+    of so many numbers, and keys of its own."""
+
+    num_heads: int
+    width: int
+    num_chosen: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,8 +180,9 @@ class Compression:
     where a layer's number among ``rates`` is not 0, one key for so many tokens, ``doubled`` where
     these and as many before them are its sources. Rows have no more than ``longest`` tokens.
     Queries are made of ``query_rank`` numbers; what heads attend becomes ``out_rank`` numbers for
-    each of ``groups`` of heads before it goes into the stream. ``layers`` says of each layer that
-    it is one."""
+    each of ``groups`` of heads before it goes into the stream. An ``index`` chooses of the keys of
+    layers that are ``doubled``, where rows can have more than it chooses. ``layers`` says of each
+    layer that it is one."""
 
     layers: tuple[bool, ...]
     rates: tuple[int, ...]
@@ -183,35 +193,54 @@ class Compression:
     groups: int
     out_rank: int
     longest: int
+    index: Index | None = None
 
     is_beside: ClassVar[bool] = False
     """It is what its layers attend."""
 
-    def most_compressed(self, longest: int | None = None) -> int:
-        """Keys of a row of up to so many tokens that stand for several each, in the layer that has
-        the most."""
-        most = min(self.longest, longest or self.longest)
-        return max((most // rate for rate in self.rates if rate), default=0)
+    def for_rows(self, longest: int) -> Compression:
+        """The same for rows of no more tokens than that, without what these do not need."""
+        longest = min(longest, self.longest)
+        pairs = zip(self.rates, self.doubled, strict=True)
+        most = max((longest // rate for rate, twice in pairs if rate and twice), default=0)
+        index = None if self.index is None or most <= self.index.num_chosen else self.index
+        return replace(self, longest=longest, index=index)
+
+    def most_keys(self, layer: int) -> int:
+        """Of a row in one layer, those that stand for several tokens each."""
+        rate = self.rates[layer]
+        return self.longest // rate if rate else 0
+
+    def chooses(self, layer: int) -> bool:
+        return self.index is not None and self.rates[layer] > 0 and self.doubled[layer]
+
+    def _columns(self, layer: int) -> int:
+        """Behind the window: compressed keys, and those of an index side by side."""
+        count = self.most_keys(layer)
+        if self.index is None or not self.chooses(layer):
+            return count
+        return count - (-count * self.index.width // self.width)
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:
         """Of the sums that the next compressed key is made of, and the one after that: in float32,
-        of each number the highest gate so far, the sum of gates and what they weigh."""
-        return 2, 3, self.width
+        of each number the highest gate so far, the sum of gates and what they weigh; beside them
+        those of an index."""
+        return 2, 3, self.width + (0 if self.index is None else self.index.width)
 
     @property
     def columns_shape(self) -> tuple[int, int]:
         """The most keys: of the window before a token, and compressed ones."""
-        return self.window - 1 + self.most_compressed(), self.width
+        own = (self._columns(layer) for layer in range(len(self.rates)))
+        return self.window - 1 + max(own, default=0), self.width
 
     @property
     def matrix_bytes(self) -> int:
         return 4 * prod(self.matrix_shape)
 
-    def state_bytes(self, bytes_per_element: int = 2, longest: int | None = None) -> int:
-        """What one row of up to so many tokens keeps in one layer."""
-        count = self.window - 1 + self.most_compressed(longest)
-        return self.matrix_bytes + count * self.width * bytes_per_element
+    def state_bytes(self, bytes_per_element: int = 2) -> int:
+        """What one row keeps in one layer."""
+        return self.matrix_bytes + prod(self.columns_shape) * bytes_per_element
 
     def of_layers(self, cut: slice) -> Compression:
         own = {name: getattr(self, name)[cut] for name in ("layers", "rates", "doubled")}

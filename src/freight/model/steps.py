@@ -236,8 +236,8 @@ def weights_of(step: Step) -> Iterator[Weight]:
         yield from step.weights
     if isinstance(step, AttendKept):
         yield step.sinks
-        if step.compress is not None:
-            yield from (step.compress.bias, step.compress.weight)
+        for own in step.compressors:
+            yield from (own.bias, own.weight)
     single = (
         Embed | AddPositions | Norm | Project | ProjectGroups | AbsorbKeys | ExpandValues | ScaleBy
     )

@@ -253,6 +253,14 @@ class ModelConfig:
         keys = sum(self.heads(i).num_kv for i in own)
         return sum(map(self.query_heads, own)) / keys if keys else 1.0
 
+    def for_rows(self, longest: int) -> ModelConfig:
+        """The same for rows of no more tokens than that: what they do not need is left out, weights
+        among it."""
+        own = self.recurrence
+        if not isinstance(own, Compression):
+            return self
+        return replace(self, recurrence=own.for_rows(longest))
+
     def of_layers(self, layers: range) -> ModelConfig:
         """The same model of these layers alone, which are numbered from 0 there."""
         experts, recurrence, others = self.experts, self.recurrence, self.other_heads

@@ -124,7 +124,7 @@ class Cost:
             widest = max(self.config.embedding_size, self.config.input_columns)
             request = float(widest * self.size)
         elif (kept := self._kept(operation)) == "states":
-            request = min(request, state_size(self.config, self.size, self.config.max_positions))
+            request = min(request, float(state_size(self.config, self.size)))
         elif operation.kind in _KV_ON_DISK and self.policy.is_continuous:
             request = min(request, self._kv_request(operation.kind, kept))
         kind = _KINDS.get(operation.kind, "weights")

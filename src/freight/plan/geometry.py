@@ -198,7 +198,7 @@ def _measure_rows(
     slot_pages = pages_together(
         policy, workload, sum(kv_rows[tier] for tier in kv_rows if tier != home)
     )
-    state_bytes = state_size(config, size, workload.max_total_tokens)
+    state_bytes = state_size(config, size)
     far_states = sum(kv_rows[tier] for tier in kv_rows if tier != home) * state_bytes
     row_bytes = layout.stream_columns * size
     tokens = most_tokens(policy.activations, policy.max_batch_tokens)

@@ -16,13 +16,12 @@ def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
     return used if config.kv_format is None else align_up(used, BLOCK)
 
 
-def state_size(config: ModelConfig, element_bytes: int, longest: int) -> int:
-    """Bytes of what a row of up to so many tokens keeps in a layer without keys: whole blocks, for
-    it may be on disk."""
+def state_size(config: ModelConfig, element_bytes: int) -> int:
+    """Bytes of what a row keeps in a layer without keys: whole blocks, for it may be on disk."""
     own = config.recurrence
     if own is None or not any(own.layers):
         return 0
-    return align_up(own.state_bytes(element_bytes, longest), BLOCK)
+    return align_up(own.state_bytes(element_bytes), BLOCK)
 
 
 def near_page_sizes(config: ModelConfig, page_tokens: int, element_bytes: int) -> tuple[int, ...]:

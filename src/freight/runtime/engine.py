@@ -86,6 +86,10 @@ class OpenedModel:
     options: EngineOptions
     tokenizer: Tokenizer | None
 
+    def for_rows(self, longest: int) -> OpenedModel:
+        """Without what rows of no more tokens than that do not need."""
+        return replace(self, config=self.config.for_rows(longest))
+
 
 def build_engine(
     model_dir: Path,
@@ -99,6 +103,7 @@ def build_engine(
     before anything is loaded; ``say`` is told of what takes long before. On a CPU a ``keeper`` has
     weights of this model's last run, and will have this one's."""
     model = open_model(model_dir, options=options, say=say, is_structured=workload.is_structured)
+    model = model.for_rows(workload.max_total_tokens)
     keeper = keeper if model.device.kind == "cpu" else None
     plan, told = plan_run(
         model.config,

@@ -83,9 +83,6 @@ class RecurrenceWork:
         assert own is not None
         count, border = len(pages), own.matrix_bytes
         memory = pages[:, :border].view(torch.float32).view(count, *own.matrix_shape)
-        most, width = own.columns_shape
-        row_bytes = width * self._dtype.itemsize
-        # Pages may be planned for rows shorter than the longest that the model takes.
-        most = min(most, (pages.shape[1] - border) // row_bytes)
-        columns = pages[:, border : border + most * row_bytes].view(self._dtype)
-        return memory, columns.view(count, most, width)
+        size = own.state_bytes(self._dtype.itemsize) - border
+        columns = pages[:, border : border + size].view(self._dtype)
+        return memory, columns.view(count, *own.columns_shape)

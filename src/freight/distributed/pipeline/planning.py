@@ -131,7 +131,7 @@ def build_stage_engine(
     def open_own() -> OpenedModel:
         return open_model(model_dir, options=options, say=say, is_structured=is_structured)
 
-    model = ranks.share("opened", open_own)
+    model = ranks.share("opened", open_own).for_rows(workload.max_total_tokens)
     _refuse_several("types to compute in", ranks.exchange("dtype", model.dtype), "--dtype")
     if len(set(ranks.exchange("tier", model.device.tier))) > 1:
         # Rows that a CPU attends beside one stage's device stay, and would move on another stage.

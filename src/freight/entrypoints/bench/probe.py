@@ -70,7 +70,9 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     options = settle_compute(options, sources, device, dtype, notes.append)
     # What is to be compressed or converted is made here: it would count in a measured process.
     sources = kept_sources(config, sources, options, lambda _: None)
-    plan_run(config, sources, dtype, device, options, work.workload())
+    workload = work.workload()
+    bounded = config.for_rows(workload.max_total_tokens)
+    plan_run(bounded, sources, dtype, device, options, workload)
     budget = job["budget_bytes"] or system_memory_bytes()
     paths, disk_depth = _paths(budget, options, device, sources)
     rows = product_rows(work)

@@ -1,9 +1,7 @@
 """DeepSeek-V4: one key for all heads, which is its value, kept of a window and of what was before
 it compressed; queries and updates through narrow products; experts that the first layers give by
-token, and others by the root of a softplus; four residual streams that are mixed (mHC).
-
-Of compressed keys an indexer chooses so many for each query. Rows of no more than these stand for
-attend all of them, whatever it says: so long may rows be, and its tensors are not read."""
+token, and others by the root of a softplus; four residual streams that are mixed (mHC). Of keys
+that stand for four tokens each an indexer chooses, where a row has more than so many."""
 
 from __future__ import annotations
 
@@ -46,18 +44,18 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         "token_layers": _by_token(raw, num_layers),
         "mlp_limits": limits,
         "expert_limits": limits,
-        "max_position_embeddings": _longest(raw, rates.get(_DOUBLED)),
     }
     packed = raw.get("quantization_config")
     if isinstance(packed, Mapping):
         skipped = packed.get("modules_to_not_convert")
-        # Compressors stay plain, and no file says so.
+        # Compressors and what weighs heads stay plain, and no file says so.
         own["quantization_config"] = {
             "expert_dtype": raw.get("expert_dtype"),
             **packed,
             "modules_to_not_convert": [
                 *(skipped if isinstance(skipped, list) else ()),
                 ".compressor.",
+                ".weights_proj",
             ],
         }
     width, shared = raw.get("moe_intermediate_size", 2048), raw.get("n_shared_experts", 1)
@@ -121,18 +119,11 @@ def _by_token(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
     return [isinstance(count, int) and i < count for i in range(num_layers)]
 
 
-def _longest(raw: Mapping[str, Any], rate: object) -> Any:
-    """Tokens of rows that the indexer leaves alone."""
-    most, chosen = raw.get("max_position_embeddings", 1_048_576), raw.get("index_topk", 512)
-    if not isinstance(most, int) or not isinstance(chosen, int) or not isinstance(rate, int):
-        return chosen if isinstance(most, int) else most
-    return min(most, chosen * rate)
-
-
 _LAYER: Final = "model.layers.{i}"
 _ATTENTION: Final = f"{_LAYER}.attn"
 _OWN: Final = "layers.{i}.recurrence"
 _COMPRESSOR: Final = f"{_ATTENTION}.compressor"
+_INDEXER: Final = f"{_ATTENTION}.indexer"
 
 _TENSORS: Final = {
     "embedding": first_of("model.embed.weight", "model.embed_tokens.weight"),
@@ -151,6 +142,12 @@ _TENSORS: Final = {
     f"{_OWN}.source_gates": f"{_COMPRESSOR}.wgate.weight",
     f"{_OWN}.source_bias": f"{_COMPRESSOR}.ape",
     f"{_OWN}.source_norm": f"{_COMPRESSOR}.norm.weight",
+    f"{_OWN}.index_sources": f"{_INDEXER}.compressor.wkv.weight",
+    f"{_OWN}.index_source_gates": f"{_INDEXER}.compressor.wgate.weight",
+    f"{_OWN}.index_source_bias": f"{_INDEXER}.compressor.ape",
+    f"{_OWN}.index_source_norm": f"{_INDEXER}.compressor.norm.weight",
+    f"{_OWN}.index_weights": f"{_INDEXER}.weights_proj.weight",
+    f"{_OWN}.index_q": f"{_INDEXER}.wq_b.weight",
     "layers.{i}.attention.norm": f"{_LAYER}.attn_norm.weight",
     "layers.{i}.mlp.norm": f"{_LAYER}.ffn_norm.weight",
     "layers.{i}.router.weight": f"{_LAYER}.ffn.gate.weight",
@@ -186,6 +183,9 @@ DEEPSEEK_V4: Final = Family(
         "kept_window": read("sliding_window", 128),
         "kept_groups": read("o_groups", 8),
         "kept_rank": read("o_lora_rank", 1024),
+        "index_chosen": read("index_topk", 512),
+        "index_heads": read("index_n_heads", 64),
+        "index_width": read("index_head_dim", 128),
         "num_experts": read("n_routed_experts", 256),
         "experts_per_token": read("num_experts_per_tok", 6),
         "expert_size": read("moe_intermediate_size", 2048),

@@ -325,5 +325,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "kept_window": fixed(None),
     "kept_groups": fixed(8),
     "kept_rank": fixed(1024),
+    "index_chosen": fixed(None),
+    "index_heads": fixed(64),
+    "index_width": fixed(128),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""
