@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig
 
 from freight import LLM, SamplingParams
 from freight.entrypoints.cli import main
+from freight.entrypoints.eval import evaluate
 from freight.entrypoints.eval.settings import SETTINGS_OF_QUANTISED
 from freight.entrypoints.gguf_model import why_no_tokenizer
 from freight.entrypoints.model_source import find_model
@@ -132,13 +133,15 @@ def test_the_commands_answer(
 
 
 def test_an_evaluation_leaves_what_is_quantised(
-    alone: tuple[Path, list[list[int]]], tmp_path: Path
+    alone: tuple[Path, list[list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert not any("weights" in setting for setting in SETTINGS_OF_QUANTISED)
+    monkeypatch.setattr(evaluate, "SETTINGS_OF_QUANTISED", ("exact", "kv=4"))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "the cat", "answer": "sat", "max_tokens": 3}')
     flags = ["--exact-match", str(tmp_path / "rows.jsonl"), "--json", str(tmp_path / "found.json")]
     assert main(["eval", "--model", str(alone[0]), *flags]) == 0
     found = json.loads((tmp_path / "found.json").read_text())["settings"]
-    assert [own["setting"] for own in found] == list(SETTINGS_OF_QUANTISED)
+    assert [own["setting"] for own in found] == ["exact", "kv=4"]
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])

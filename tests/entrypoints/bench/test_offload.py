@@ -115,8 +115,7 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("rule", ["zigzag", "refill"])
-@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize(("rule", "device"), [("zigzag", "sim"), ("refill", "cpu")])
 def test_of_experts_those_that_were_chosen_count(
     rule: str, device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
