@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import (
     BambaConfig,
+    DeepseekV32Config,
     FalconH1Config,
     Glm5NextConfig,
+    GlmMoeDsaConfig,
     GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -34,7 +36,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
-from freight.errors import InputError
+from freight.errors import InputError, ModelError
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
 from freight.plan.page_sizes import fitting_page_tokens
@@ -57,6 +59,7 @@ from .test_engine_admission import (
 )
 from .test_engine_admission import STEPS as FEW
 from .test_engine_admission import workload as work_of
+from .test_engine_parity import deepseek
 
 STEPS = 16
 ERROR = 6e-4
@@ -134,6 +137,8 @@ GLM5: dict[str, Any] = {
 }
 
 
+CHOOSING: dict[str, Any] = {"index_topk": 9, "index_head_dim": 24, "index_n_heads": 32}
+"""Fewer keys than rows have; few heads would find many keys equally unlike."""
 STRETCHED: dict[str, Any] = {
     "rope_type": "yarn",
     "factor": 16.0,
@@ -319,6 +324,10 @@ CONFIGS |= {
         swiglu_limit=1e9,
         rope_parameters=STRETCHED,
     ),
+    "deepseek v3.2": deepseek(DeepseekV32Config, n_group=3, topk_group=2, **CHOOSING),
+    "glm 5": deepseek(
+        GlmMoeDsaConfig, attention_bias=True, rope_parameters={"rope_theta": 500.0}, **CHOOSING
+    ),
     "glm 5.3": glm5_next(),
     "glm 5.3, unbounded": glm5_next(
         layer_types=["linear_attention", "indexed_attention", "linear_attention"],
@@ -346,8 +355,8 @@ UNCOUNTED = {name for name in CONFIGS if name.startswith(("bamba", "falcon h1"))
 """transformers counts their positions from 0 at every step."""
 
 
-UNREAD = re.compile(r"(?<!compressor)\.indexer\.|\.visual\.")
-"""Parts of models whose layers nobody asks for."""
+UNREAD = re.compile(r"language_model.*\.indexer\.|\.visual\.")
+"""Parts of models that see whose layers nobody asks for."""
 
 
 def is_kept(buffer: str) -> bool:
@@ -361,7 +370,7 @@ def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -
     named = model.named_parameters()
     parameters = sum(own.numel() for name, own in named if not UNREAD.search(name))
     parameters += sum(own.numel() for name, own in model.named_buffers() if is_kept(name))
-    assert count_parameters(read_config(tmp_path)) == parameters
+    assert count_parameters(read_config(tmp_path).complete) == parameters
     prompts = tiny.prompts(4, 40)
     answers = tiny.reference(model, prompts, STEPS, with_positions=name in UNCOUNTED)
     with tiny.engine(tmp_path, prompts, STEPS, **options) as built:
@@ -504,7 +513,7 @@ def test_logits_are_those_of_float64(
         torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "deepseek v4, two layers"])
+@pytest.fixture(scope="module", params=["qwen3.5", "deepseek v4, two layers", "deepseek v3.2"])
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -698,3 +707,40 @@ def test_a_model_of_states_alone(tmp_path: Path) -> None:
     for options in (tiny.ON_CPU, tiny.ON_SIM, {"device": "cpu"}):
         with tiny.engine(tmp_path, prompts, FEW, **options) as built:
             assert tiny.run(built, prompts, FEW) == answers
+
+
+def without_indexer(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    tensors = {name: own for name, own in load_file(path).items() if ".indexer." not in name}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_rows_that_attend_all_their_keys_need_no_indexer(tmp_path: Path) -> None:
+    """These have pages of keys, and what chooses of them is not read; longer ones are refused where
+    it is not there."""
+    model = tiny.make_model(tmp_path, config=CONFIGS["deepseek v3.2"])
+    without_indexer(tmp_path)
+    prompts = [prompt[:5] for prompt in tiny.prompts(4, 40)]
+    answers = tiny.tokens(tiny.reference(model, prompts, 4))
+    with tiny.engine(tmp_path, prompts, 4, **tiny.ON_SIM) as built:
+        assert built.config.recurrence is None
+        assert tiny.run(built, prompts, 4) == answers
+    with (
+        pytest.raises(
+            ModelError, match=r"lacks 15 weights that choose .*layers\.0\.attention\.index"
+        ),
+        tiny.engine(tmp_path, prompts, 5, **tiny.ON_SIM),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["deepseek v4, chosen keys", "deepseek v3.2"])
+def test_what_rows_do_not_need_is_left_out(name: str, tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=CONFIGS[name])
+    config = read_config(tmp_path)
+    chosen = CONFIGS[name].index_topk * (4 if "v4" in name else 1)
+    short, long = config.for_rows(chosen), config.for_rows(chosen + 4)
+    kept = [count_parameters(own) for own in (short, long, config.complete)]
+    assert kept[0] < kept[1] == kept[2]
+    assert short.state_bytes_per_row() < long.state_bytes_per_row()
+    assert long.state_bytes_per_row() < config.complete.state_bytes_per_row()

@@ -74,7 +74,7 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
 def _match(
     config: ModelConfig, found: Mapping[str, TensorSource], tensors: Mapping[str, Place]
 ) -> tuple[dict[str, TensorSource], list[str]]:
-    shapes = tensor_shapes(config)
+    shapes, needed = tensor_shapes(config.complete), tensor_shapes(config)
     sources: dict[str, TensorSource] = {}
     problems: dict[str, None] = {}
     for name in shapes:
@@ -86,7 +86,8 @@ def _match(
             sources[name] = turned
             continue
         source, wrong = _find(config, found, place.tensor, place.shape)
-        problems |= dict.fromkeys(wrong)
+        # What only longer rows need is looked for when there are such.
+        problems |= dict.fromkeys(wrong) if name in needed else {}
         if source is not None and place.halves is not None:
             rest, wrong = _find(config, found, *place.halves)
             problems |= dict.fromkeys(wrong)
@@ -102,7 +103,7 @@ def _left_layers(
 ) -> list[str]:
     """Layers beyond the last one that ``config`` has, with the tensors of one before it: an answer
     without them would be another model's. Those that guess several tokens have others besides."""
-    shapes = tensor_shapes(config)
+    shapes = tensor_shapes(config.complete)
     last = f"layers.{config.num_layers - 1}."
     named = {
         locate(tensors, config, shapes, name).tensor for name in shapes if name.startswith(last)
@@ -170,7 +171,7 @@ def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]
     sources = {}
     offset = 0
     dtype = dummy_dtype(config, dtype)
-    for name, shape in tensor_shapes(config).items():
+    for name, shape in tensor_shapes(config.complete).items():
         num_bytes = DTYPE_BYTES[dtype]
         for size in shape:
             num_bytes *= size

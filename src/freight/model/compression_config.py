@@ -9,7 +9,7 @@ from freight.model.families.table import Key
 from freight.model.layer_kinds import Compression, Index
 from freight.model.raw_config import RawConfig
 
-__all__ = ["compression_problems", "read_compression"]
+__all__ = ["compression_problems", "read_compression", "read_index"]
 
 
 def read_compression(
@@ -35,11 +35,12 @@ def read_compression(
         groups=config.count(keys["kept_groups"]) or 0,
         out_rank=config.count(keys["kept_rank"]) or 0,
         longest=switches["max_positions"] or 0,
-        index=_read_index(config, keys),
+        index=read_index(config, keys),
     )
 
 
-def _read_index(config: RawConfig, keys: Mapping[str, Key]) -> Index | None:
+def read_index(config: RawConfig, keys: Mapping[str, Key]) -> Index | None:
+    """What chooses of a row's keys, where the family has such."""
     chosen = config.count(keys["index_chosen"])
     if chosen is None:
         return None
@@ -47,6 +48,7 @@ def _read_index(config: RawConfig, keys: Mapping[str, Key]) -> Index | None:
         num_heads=config.count(keys["index_heads"]) or 0,
         width=config.count(keys["index_width"]) or 0,
         num_chosen=chosen,
+        pairs=config.flag(keys["index_pairs"]),
     )
 
 
@@ -54,11 +56,7 @@ def compression_problems(
     own: Compression, num_layers: int, num_heads: int, turned: int
 ) -> list[str]:
     """What cannot be, where so many numbers of a head are ``turned``."""
-    problems = []
-    if (index := own.index) is not None and min(index.num_heads, index.num_chosen) < 1:
-        problems.append(f"{index.num_heads} heads are to choose {index.num_chosen} keys")
-    if index is not None and index.width < turned:
-        problems.append(f"rotary width {turned} exceeds that of heads that choose, {index.width}")
+    problems = [] if own.index is None else own.index.problems(turned)
     if len(own.rates) != num_layers or len(own.doubled) != num_layers:
         problems.append(f"{len(own.rates)} of {num_layers} layers say what keys they keep")
     if own.window < 2:

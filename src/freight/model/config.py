@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError, reason_of
-from freight.model.compression_config import read_compression
+from freight.model.compression_config import read_compression, read_index
 from freight.model.contradictions import contradictions
 from freight.model.families import (
     ACTIVATIONS,
@@ -370,6 +370,7 @@ def _read_latent(config: RawConfig, keys: Mapping[str, Key]) -> Latent | None:
         value_width=config.count(keys["latent_value_width"]) or 0,
         query_rank=config.count(keys["query_rank"]),
         eps=config.number(keys["latent_eps"]) or 0.0,
+        index=read_index(config, keys),
     )
 
 

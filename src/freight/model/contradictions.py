@@ -6,7 +6,7 @@ from typing import Final
 
 from freight.model.compression_config import compression_problems
 from freight.model.families import ACTIVATIONS
-from freight.model.layer_kinds import Compression, Experts
+from freight.model.layer_kinds import Compression, Experts, KeptLatents
 from freight.model.number_format import DTYPE_BYTES
 from freight.model.slope_steps import MOST_POSITIONS
 from freight.model.switches import ModelConfig
@@ -240,6 +240,10 @@ def _latent_problems(config: ModelConfig) -> list[str]:
         return []
     widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank or 1)
     problems = [] if min(widths) > 0 else ["a width of latent attention is below 1"]
+    if latent.index is not None:
+        problems += latent.index.problems(config.head_dim - latent.rank)
+        if latent.query_rank is None:
+            problems.append("what chooses keys takes queries of fewer numbers, and there are none")
     if not latent.eps > 0:
         problems.append(f"norms of latents have an epsilon of {latent.eps}")
     turned = {None if rope is None else rope.rotary_dim for rope in config.ropes}
@@ -256,6 +260,8 @@ def _latent_problems(config: ModelConfig) -> list[str]:
 def _recurrence_problems(config: ModelConfig) -> list[str]:
     own = config.recurrence
     if own is None:
+        return []
+    if isinstance(own, KeptLatents):
         return []
     if isinstance(own, Compression):
         turned = max((rope.rotary_dim for rope in config.rotations), default=0)

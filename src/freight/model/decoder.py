@@ -17,10 +17,10 @@ from freight.model.expert_latents import narrow, widen
 from freight.model.expert_layers import join_experts, route
 from freight.model.factors import with_factors
 from freight.model.head_unit import head_unit
-from freight.model.kept_layers import kept_steps
+from freight.model.kept_layers import chosen_latents, kept_steps
 from freight.model.latent_steps import ExpandValues
 from freight.model.layer_inputs import add_inputs, make_inputs
-from freight.model.layer_kinds import Compression, Experts
+from freight.model.layer_kinds import Compression, Experts, KeptLatents
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Add,
@@ -220,6 +220,8 @@ class _Builder(Projections):
         assert own is not None
         # Its norm is called as that of layers that attend.
         steps, x = self.entered(layer, "attention")
+        if isinstance(own, KeptLatents):
+            return self.kept_latents(layer, own)
         if isinstance(own, Compression):
             inner, last = kept_steps(self, own, layer, prefix, x)
         else:
@@ -228,6 +230,21 @@ class _Builder(Projections):
             )
         steps += [*inner, *self.left(layer, "attention", last)]
         steps += [Add(x="x", y=self.config.beside)] if own.is_beside else []
+        return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
+
+    def kept_latents(self, layer: int, own: KeptLatents) -> Unit:
+        """Attention over latents, by a row's state: of its keys some are chosen."""
+        c, prefix = self.config, f"layers.{layer}.attention"
+        assert c.latent is not None
+        steps, x = self.entered(layer, "attention")
+        sinks = self.vector(f"{prefix}.sinks", "N") if c.has_sinks(layer) else None
+        steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
+        steps += chosen_latents(self, own, layer, prefix, x, sinks)
+        steps.append(ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent)))
+        if c.gates_attention:
+            steps.append(Weigh(x="values", y="gates", function=c.gate_function))
+        last = self.project(f"{prefix}.out", "values", "update", ("D", "NU"), c.out_bias)
+        steps += self.left(layer, "attention", last)
         return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
 
     def mlp_units(self, layer: int) -> list[Unit]:

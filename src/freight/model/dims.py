@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from freight.model.kept_steps import compression_sizes
 from freight.model.latent_steps import latent_sizes
-from freight.model.layer_kinds import Compression
+from freight.model.layer_kinds import Compression, KeptLatents
 from freight.model.recurrent_layers import recurrent_sizes
 from freight.model.switches import ModelConfig
 
@@ -58,7 +58,10 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         own_parts = 2 + (streams.rounds > 0)
         said = streams.count + streams.share_columns
         parts.append({"s": streams.count, "m": said, "c": own_parts})
-    if isinstance(config.recurrence, Compression):
+    if isinstance(config.recurrence, KeptLatents):
+        index = config.recurrence.index
+        parts.append({"l": index.num_heads, "t": index.width})
+    elif isinstance(config.recurrence, Compression):
         parts.append(compression_sizes(config.recurrence, config.num_heads))
     elif config.recurrence is not None:
         parts.append(recurrent_sizes(config.recurrence))

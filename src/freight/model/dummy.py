@@ -139,7 +139,7 @@ _Shapes = dict[str, tuple[int, ...]]
 def _layout(config: ModelConfig) -> tuple[_Layout, _Shapes]:
     """Checkpoint tensor -> the logical tensors that are stacked in it, in order; itself where its
     rows take turns. And the shapes of those that have more dims than that."""
-    shapes = tensor_shapes(config)
+    shapes = tensor_shapes(config.complete)
     published: _Shapes = {}
     placed: dict[str, dict[int, _Part]] = {}
     for name in shapes:

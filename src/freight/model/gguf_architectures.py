@@ -59,6 +59,17 @@ _LATENTS: Final = Architecture(
         ),
     ),
 )
+_CHOSEN_LATENTS: Final = replace(
+    _LATENTS,
+    tensors={
+        **_LATENTS.tensors,
+        "layers.{i}.attention.index_q": "blk.{i}.indexer.attn_q_b.weight",
+        "layers.{i}.attention.index_k": "blk.{i}.indexer.attn_k.weight",
+        "layers.{i}.attention.index_k_norm": "blk.{i}.indexer.k_norm.weight",
+        "layers.{i}.attention.index_k_norm_bias": "blk.{i}.indexer.k_norm.bias",
+        "layers.{i}.attention.index_weights": "blk.{i}.indexer.proj.weight",
+    },
+)
 _SIGMOID: Final = 2
 """How experts are chosen, as a number of llama.cpp's."""
 
@@ -364,8 +375,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         has_unlike_layers=True,
     ),
     "deepseek2": _LATENTS,
-    "deepseek32": replace(_LATENTS, families=("deepseek_v32",)),
-    "glm-dsa": replace(_LATENTS, families=("glm_moe_dsa",)),
+    "deepseek32": replace(_CHOSEN_LATENTS, families=("deepseek_v32",)),
+    "glm-dsa": replace(_CHOSEN_LATENTS, families=("glm_moe_dsa",)),
     "minimax-m2": Architecture(families=("minimax_m2",), tensors=TENSORS),
     "mellum": Architecture(families=("mellum",), tensors=TENSORS),
     "afmoe": Architecture(families=("afmoe",), tensors=TENSORS),

@@ -8,19 +8,17 @@ together, others a stretch at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Sequence
 
 import torch
 
 from freight.model.frame import Frame, LayerStates
+from freight.model.kept_choice import NONE, best_keys, shares_of, together
 from freight.model.kept_keys import KeptKeys
 from freight.model.kept_steps import AttendKept, ChooseKept
-from freight.model.tiles import KEPT_BYTES, KEPT_QUERIES, KEPT_TOKENS
+from freight.model.tiles import KEPT_QUERIES, KEPT_TOKENS
 
 __all__ = ["attend_kept"]
-
-_NONE: Final = float("-inf")
 
 
 def attend_kept(step: AttendKept, frame: Frame) -> None:
@@ -32,7 +30,8 @@ def attend_kept(step: AttendKept, frame: Frame) -> None:
             states.memory[seat].copy_(memory)
         own = _Layer(step, frame, states, q, out)
         counts = states.rows.counts.tolist()
-        for some in own.together([row for row, count in enumerate(counts) if count == 1]):
+        single = [row for row, count in enumerate(counts) if count == 1]
+        for some in together(single, own.numbers()):
             own.attend_single(some)
         for row, count in enumerate(counts):
             for begin in range(0, count if count > 1 else 0, KEPT_TOKENS):
@@ -66,13 +65,13 @@ class _Layer:
                 beside = states.columns[:, end:], states.memory[..., step.width :]
                 self._index = _Index(step.choose, frame, *beside)
 
-    def together(self, rows: list[int]) -> Iterator[list[int]]:
-        """So many that what is gathered of them is no more than some megabytes."""
-        shape = self._columns.shape[1:]
-        most = max(1, KEPT_BYTES // (4 * (shape.numel() + self._step.num_heads * shape[0])))
-        return (rows[first : first + most] for first in range(0, len(rows), most))
+    def numbers(self) -> int:
+        """That are made of all keys of a row for a query."""
+        count, width = self._columns.shape[1:]
+        heads = self._step.num_heads + (self._index.num_heads if self._index is not None else 0)
+        return count * (width + heads)
 
-    def attend_single(self, rows: list[int]) -> None:
+    def attend_single(self, rows: Sequence[int]) -> None:
         """Rows that bring one token each."""
         own, device, lengths = self._rows, self._kv.device, self._rows.lengths[rows]
         tokens, seats, positions = (
@@ -96,7 +95,7 @@ class _Layer:
         if complete is not None:
             known[:, self._ring : -1] = complete
         scores = torch.bmm(self._q[tokens], keys.transpose(1, 2)).float().mul_(self._step.scale)
-        shares = self._share(scores.masked_fill_(~known[:, None], _NONE))
+        shares = shares_of(scores.masked_fill_(~known[:, None], NONE), self._sinks)
         self._out[tokens] = torch.bmm(shares.to(keys.dtype), keys)
         self._columns[seats, positions % self._ring] = self._kv[tokens]
 
@@ -133,18 +132,12 @@ class _Layer:
             scores = torch.mm(self._q[where].reshape(-1, self._step.width), keys.t())
             scores = scores.float().mul_(self._step.scale)
             scores = scores.view(last - first, self._step.num_heads, -1)
-            shares = self._share(scores.masked_fill_(~known[:, None], _NONE)).to(keys.dtype)
-            found = torch.mm(shares.view(-1, len(keys)), keys)
+            shares = shares_of(scores.masked_fill_(~known[:, None], NONE), self._sinks)
+            found = torch.mm(shares.to(keys.dtype).view(-1, len(keys)), keys)
             self._out[where] = found.view(last - first, self._step.num_heads, -1)
         newest = min(count, ring)
         places = torch.arange(length + count - newest, length + count, device=device)
         columns[places % ring] = self._kv[tokens][count - newest :]
-
-    def _share(self, scores: torch.Tensor) -> torch.Tensor:
-        """Softmax over the last dim of scores [T, N, keys] and a sink."""
-        highest = torch.maximum(scores.amax(dim=-1, keepdim=True), self._sinks)
-        shares = scores.sub_(highest).exp_()
-        return shares.div_(shares.sum(dim=-1, keepdim=True) + (self._sinks - highest).exp())
 
 
 class _Index:
@@ -158,7 +151,7 @@ class _Index:
         keys = flat.view(len(flat), count, step.width)
         assert keys.data_ptr() == columns.data_ptr(), "these are to be written to"
         self.keys = KeptKeys(step.compress, frame, keys, sums)
-        self._most = step.num_chosen
+        self._most, self.num_heads = step.num_chosen, step.num_heads
         self._q = q.view(len(q), step.num_heads, step.width)
         self._weights = frame.values[step.weights]
 
@@ -183,8 +176,5 @@ class _Index:
     def _best(
         self, likeness: torch.Tensor, weights: torch.Tensor, complete: torch.Tensor
     ) -> torch.Tensor:
-        """By likeness [T, heads, E], what is above zero weighed by head [T, heads]: what all of it
-        is multiplied by does not matter."""
-        scores = torch.bmm(weights.float()[:, None], likeness.relu_())[:, 0]
-        best = scores.masked_fill_(~complete, _NONE).topk(self._most, dim=-1).indices
+        best = best_keys(likeness, weights, complete, self._most)
         return torch.zeros_like(complete).scatter_(1, best, True) & complete

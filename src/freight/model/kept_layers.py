@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from freight.model.decoder_parts import Parts
-from freight.model.kept_steps import AttendKept, ChooseKept, Compress, ProjectGroups
-from freight.model.layer_kinds import Compression
+from freight.model.kept_steps import AttendChosen, AttendKept, ChooseKept, Compress, ProjectGroups
+from freight.model.layer_kinds import Compression, KeptLatents
 from freight.model.programme import Level, Norm, Project, Rotate, Step
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
-__all__ = ["kept_steps"]
+__all__ = ["chosen_latents", "kept_steps"]
+
+_INDEX_EPS: Final = 1e-6
 
 
 def kept_steps(
@@ -112,6 +115,43 @@ def _index_queries(
         parts.project(f"{prefix}.index_q", "narrow", "index_q", ("lt", "Q")),
         Rotate(x="index_q", num_heads=choose.num_heads, rope=rope, first=first),
     ]
+
+
+def chosen_latents(
+    parts: Parts, own: KeptLatents, layer: int, prefix: str, x: str, sinks: Weight | None
+) -> list[Step]:
+    """Attention of queries ``q`` over keys ``k``, which an indexer chooses: it takes queries of the
+    narrow ones, and keys of what the layer works on."""
+    c, index = parts.config, own.index
+    weight, bias = (parts.vector(f"{prefix}.index_k_{name}", "t") for name in ("norm", "norm_bias"))
+    steps: list[Step] = [
+        parts.project(f"{prefix}.index_q", "narrow", "index_q", ("lt", "Q")),
+        parts.project(f"{prefix}.index_k", x, "index_k", ("t", "D")),
+        parts.project(f"{prefix}.index_weights", x, "index_weights", ("l", "D")),
+        Norm(x="index_k", out="index_k", kind="layer", weight=weight, bias=bias, eps=_INDEX_EPS),
+    ]
+    if (rope := c.ropes[layer]) is not None:
+        turned = (("index_q", index.num_heads), ("index_k", 1))
+        steps += [
+            Rotate(x=name, num_heads=count, rope=rope, pairs=index.pairs) for name, count in turned
+        ]
+    attended = AttendChosen(
+        q="q",
+        k="k",
+        out="attended",
+        num_heads=c.num_heads,
+        width=own.width,
+        scale=c.attention_scale,
+        sinks=sinks,
+        index_q="index_q",
+        index_k="index_k",
+        index_weights="index_weights",
+        index_heads=index.num_heads,
+        index_width=index.width,
+        num_chosen=index.num_chosen,
+        most_keys=own.longest,
+    )
+    return [*steps, attended]
 
 
 def _wide(parts: Parts, name: str, dims: str) -> Weight:

@@ -10,7 +10,15 @@ from freight.model.layer_kinds import Compression
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
-__all__ = ["AttendKept", "ChooseKept", "Compress", "KeptStep", "ProjectGroups", "compression_sizes"]
+__all__ = [
+    "AttendChosen",
+    "AttendKept",
+    "ChooseKept",
+    "Compress",
+    "KeptStep",
+    "ProjectGroups",
+    "compression_sizes",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +82,30 @@ class AttendKept:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttendChosen:
+    """out [T, N H] = softmax(scale q k^T) k of q [T, N H] over keys of one head, which are the
+    values, of the row's tokens so far, k [T, H] among them: of those an indexer chooses the
+    ``num_chosen`` with the highest sum over its heads n of weights[n] max(0, index_q[n] index_k)
+    (DeepSeek-V3.2), of ``index_q`` [T, heads W], ``index_k`` [T, W] and ``index_weights``
+    [T, heads]. A row has ``most_keys`` at most. ``sinks`` as there."""
+
+    q: str
+    k: str
+    out: str
+    num_heads: int
+    width: int
+    scale: float
+    sinks: Weight | None
+    index_q: str
+    index_k: str
+    index_weights: str
+    index_heads: int
+    index_width: int
+    num_chosen: int
+    most_keys: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectGroups:
     """Of x [T, G I] each of G equal parts times rows of its own of the weight [G O, I], transposed:
     out [T, G O]"""
@@ -84,7 +116,7 @@ class ProjectGroups:
     num_groups: int
 
 
-KeptStep = AttendKept | ProjectGroups
+KeptStep = AttendKept | AttendChosen | ProjectGroups
 
 
 def compression_sizes(own: Compression, num_heads: int) -> Mapping[str, int]:

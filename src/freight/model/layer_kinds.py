@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-__all__ = ["Compression", "Experts", "Index", "Latent", "Recurrence", "Streams"]
+__all__ = ["Compression", "Experts", "Index", "KeptLatents", "Latent", "Recurrence", "Streams"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,17 +65,39 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """What chooses ``num_chosen`` of a row's keys for each query: by ``num_heads`` heads of so many
+    numbers, and keys of its own. ``pairs`` says whether neighbours of these are rotated."""
+
+    num_heads: int
+    width: int
+    num_chosen: int
+    pairs: bool = True
+
+    def problems(self, turned: int) -> list[str]:
+        """What cannot be, where so many numbers of a head are ``turned``."""
+        problems = []
+        if min(self.num_heads, self.num_chosen) < 1:
+            problems.append(f"{self.num_heads} heads are to choose {self.num_chosen} keys")
+        if self.width < max(turned, 1):
+            problems.append(f"heads that choose are {self.width} wide, {turned} are rotated")
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
     """Keys and values of all heads as one vector of ``rank`` numbers for each token, beside a key
     that is rotated, where any is (DeepSeek-V2). Of a query ``key_width`` numbers meet what that
     becomes for a head, whose values have ``value_width``; queries are made of ``query_rank``
-    numbers, where there is such a rank. Norms of both have the epsilon ``eps``."""
+    numbers, where there is such a rank. Norms of both have the epsilon ``eps``. An ``index``
+    chooses of a row's keys where it has more than that chooses."""
 
     rank: int
     key_width: int
     value_width: int
     query_rank: int | None
     eps: float = 1e-6
+    index: Index | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,16 +186,6 @@ class Recurrence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Index:
-    """What chooses ``num_chosen`` of a row's compressed keys for each query: by ``num_heads`` heads
-    of so many numbers, and keys of its own."""
-
-    num_heads: int
-    width: int
-    num_chosen: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Compression:
     """Layers whose keys, which are their values, are kept for each row as a state (DeepSeek-V4):
     those of the last ``window`` tokens, one head of ``width`` for all queries; and of all before,
@@ -242,6 +254,42 @@ class Compression:
         """What one row keeps in one layer."""
         return self.matrix_bytes + prod(self.columns_shape) * bytes_per_element
 
+    def most_numbers(self, num_heads: int) -> int:
+        """That are made of a row's keys for a query of so many heads."""
+        heads = num_heads + (0 if self.index is None else self.index.num_heads)
+        return self.columns_shape[0] * (self.width + heads)
+
     def of_layers(self, cut: slice) -> Compression:
         own = {name: getattr(self, name)[cut] for name in ("layers", "rates", "doubled")}
         return replace(self, **own)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptLatents:
+    """Latents that are kept for each row as a state, one key of so many numbers for a token and one
+    of the ``index`` beside it: of rows of up to ``longest`` tokens, more than that chooses."""
+
+    layers: tuple[bool, ...]
+    width: int
+    longest: int
+    index: Index
+
+    is_beside: ClassVar[bool] = False
+    matrix_shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)
+    matrix_bytes: ClassVar[int] = 0
+
+    @property
+    def columns_shape(self) -> tuple[int, int]:
+        """Keys, and those of the index side by side."""
+        return self.longest - (-self.longest * self.index.width // self.width), self.width
+
+    def state_bytes(self, bytes_per_element: int = 2) -> int:
+        """What one row keeps in one layer."""
+        return prod(self.columns_shape) * bytes_per_element
+
+    def most_numbers(self, num_heads: int) -> int:
+        """That are made of a row's keys for a query of so many heads."""
+        return self.longest * (self.width + self.index.width + 2 * num_heads + self.index.num_heads)
+
+    def of_layers(self, cut: slice) -> KeptLatents:
+        return replace(self, layers=self.layers[cut])

@@ -26,7 +26,8 @@ from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, sink
 from freight.model.frame import Frame, PageCopies, Rows
 from freight.model.kept_attention import attend_kept
-from freight.model.kept_steps import AttendKept, ProjectGroups
+from freight.model.kept_latents import attend_chosen
+from freight.model.kept_steps import AttendChosen, AttendKept, ProjectGroups
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.latents import absorb_keys, expand_values, join_latent, split_latent
 from freight.model.number_format import TILE_ROWS, integer_scratch
@@ -310,9 +311,8 @@ def _rotate(step: Rotate, frame: Frame) -> None:
     x = frame.values[step.x]
     own = frame.angles[step.rope]
     sin = -own.sin if step.backwards else own.sin
-    rotate(
-        x, step.num_heads, own.cos, sin, frame.workspace, pairs=step.rope.pairs, first=step.first
-    )
+    pairs = step.rope.pairs if step.pairs is None else step.pairs
+    rotate(x, step.num_heads, own.cos, sin, frame.workspace, pairs=pairs, first=step.first)
 
 
 def _attend(step: Attend, frame: Frame) -> None:
@@ -412,6 +412,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     **VALUE_STEPS,
     **STREAM_STEPS,
     Attend: _attend,
+    AttendChosen: attend_chosen,
     AttendKept: attend_kept,
     Combine: _combine,
     Dispatch: _dispatch,

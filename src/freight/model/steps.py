@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freight.model.expert_steps import Combine, Dispatch, ExpertStep, Route, Weigh
-from freight.model.kept_steps import AttendKept, KeptStep, ProjectGroups
+from freight.model.kept_steps import AttendChosen, AttendKept, KeptStep, ProjectGroups
 from freight.model.latent_steps import (
     AbsorbKeys,
     ExpandValues,
@@ -116,13 +116,15 @@ class Split:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotate:
     """Rotary position embedding of the heads of x, in place: of their first numbers, or from their
-    ``first`` on; back again if ``backwards``"""
+    ``first`` on; back again if ``backwards``; neighbours, or not, where ``pairs`` says so and not
+    the rope"""
 
     x: str
     num_heads: int
     rope: RopeConfig
     first: int = 0
     backwards: bool = False
+    pairs: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,6 +222,8 @@ def _read_values(step: Step) -> tuple[str, ...]:
         return step.x, step.y, step.shares
     if isinstance(step, AttendKept):
         return step.q, step.kv
+    if isinstance(step, AttendChosen):
+        return step.q, step.k
     if isinstance(step, Add | Multiply | Gate | Weigh | Combine):
         return step.x, step.y
     return (step.x,)
@@ -234,6 +238,8 @@ def weights_of(step: Step) -> Iterator[Weight]:
         yield step.bias
     if isinstance(step, Convolve):
         yield from step.weights
+    if isinstance(step, AttendChosen) and step.sinks is not None:
+        yield step.sinks
     if isinstance(step, AttendKept):
         yield step.sinks
         for own in step.compressors:

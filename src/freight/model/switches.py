@@ -10,7 +10,7 @@ from functools import cached_property
 
 from freight.errors import ModelError
 from freight.model.heads import Heads, OtherHeads, Sharing
-from freight.model.layer_kinds import Compression, Experts, Latent, Recurrence, Streams
+from freight.model.layer_kinds import Compression, Experts, KeptLatents, Latent, Recurrence, Streams
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
@@ -117,7 +117,7 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
     latent: Latent | None
-    recurrence: Recurrence | Compression | None
+    recurrence: Recurrence | Compression | KeptLatents | None
     attention_gates: str
     gate_function: str
     other_heads: OtherHeads | None
@@ -255,11 +255,20 @@ class ModelConfig:
 
     def for_rows(self, longest: int) -> ModelConfig:
         """The same for rows of no more tokens than that: what they do not need is left out, weights
-        among it."""
-        own = self.recurrence
-        if not isinstance(own, Compression):
+        among it. Latents of which keys are chosen are a state."""
+        own, index = self.recurrence, None if self.latent is None else self.latent.index
+        if isinstance(own, Compression):
+            return replace(self, recurrence=own.for_rows(longest))
+        if index is None or own is not None or longest <= index.num_chosen:
             return self
-        return replace(self, recurrence=own.for_rows(longest))
+        layers = (True,) * self.num_layers
+        kept = KeptLatents(layers=layers, width=self.head_dim, longest=longest, index=index)
+        return replace(self, recurrence=kept)
+
+    @property
+    def complete(self) -> ModelConfig:
+        """The same for rows of any length, with all weights that these may need."""
+        return self.for_rows(self.max_positions)
 
     def of_layers(self, layers: range) -> ModelConfig:
         """The same model of these layers alone, which are numbered from 0 there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from freight.model.kept_steps import AttendKept, ProjectGroups
+from freight.model.kept_steps import AttendChosen, AttendKept, ProjectGroups
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.programme import (
     Activate,
@@ -139,7 +139,7 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
     elif isinstance(step, Split):
         columns[step.q] = step.num_heads * step.head_dim
         columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
-    elif isinstance(step, AttendKept):
+    elif isinstance(step, AttendKept | AttendChosen):
         columns[step.out] = step.num_heads * step.width
     elif isinstance(step, ProjectGroups):
         columns[step.out] = step.weight.num_rows

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, PROMPT_BYTES, QUERY_BLOCK, STEM_BYTES
-from freight.model.kept_steps import AttendKept, ProjectGroups
+from freight.model.kept_steps import AttendChosen, AttendKept, ProjectGroups
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import DTYPE_BYTES, TILE_ROWS, PerRow, integer_scratch
 from freight.model.programme import (
@@ -207,7 +207,7 @@ def _unit_bytes(
             scratch = 4 * step.num_heads
         elif isinstance(step, Deal):
             columns |= {part.out: part.num_columns for part in step.parts}
-        elif isinstance(step, AttendKept):
+        elif isinstance(step, AttendKept | AttendChosen):
             columns[step.out] = step.num_heads * step.width
         elif isinstance(step, ProjectGroups):
             columns[step.out] = step.weight.num_rows

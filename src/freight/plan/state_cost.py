@@ -10,7 +10,7 @@ from typing import Final
 
 from freight.hardware.machine import ComputeUnit
 from freight.model.batch import RowSpan
-from freight.model.kept_steps import AttendKept
+from freight.model.kept_steps import AttendChosen, AttendKept
 from freight.model.programme import Unit
 
 __all__ = ["states_s"]
@@ -42,7 +42,25 @@ def states_s(
             single = zip(pairs, spans, strict=True)
             read = sum(count for count, span in single if span.num_new == 1)
             passed += _PASSES_OF_KEYS * read * step.width * size
+        elif isinstance(step, AttendChosen):
+            made, taken = _chosen(step, spans)
+            seconds += made / own.attention_flops[own.nearest_dtype(dtype)]
+            passed += _PASSES_OF_KEYS * taken * size
     return seconds + passed / own.memory_bytes_per_s
+
+
+def _chosen(step: AttendChosen, spans: Sequence[RowSpan]) -> tuple[float, float]:
+    """What is multiplied for all queries, the indexer's first; and the numbers of keys that rows of
+    one token read."""
+    flops = read = 0.0
+    for span in spans:
+        seen = (span.kv_len + 1 + span.total_len) / 2
+        attended = min(seen, step.num_chosen) if span.num_new == 1 else seen
+        per_key = 2 * step.index_heads * step.index_width * seen
+        flops += span.num_new * (per_key + 4 * step.num_heads * step.width * attended)
+        if span.num_new == 1:
+            read += seen * step.index_width + attended * step.width
+    return flops, read
 
 
 def _pairs(step: AttendKept, first: int, last: int) -> int:

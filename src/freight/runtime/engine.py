@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from freight.errors import BudgetError, InputError
+from freight.errors import BudgetError, InputError, ModelError
 from freight.kernels.warm_up import warm_up
 from freight.memory.disk import Traffic
 from freight.memory.process import Keeper
@@ -23,7 +23,7 @@ from freight.model.batch import MicroBatch
 from freight.model.checkpoint import dummy_dtype, imagined_sources, resolve
 from freight.model.compression import describe_fit
 from freight.model.config import ModelConfig, read_config
-from freight.model.decoder import build_programme
+from freight.model.decoder import build_programme, tensor_shapes
 from freight.model.dummy import write_dummy_checkpoint
 from freight.model.number_format import find_compressed
 from freight.model.programme import Programme
@@ -87,8 +87,18 @@ class OpenedModel:
     tokenizer: Tokenizer | None
 
     def for_rows(self, longest: int) -> OpenedModel:
-        """Without what rows of no more tokens than that do not need."""
-        return replace(self, config=self.config.for_rows(longest))
+        """Without what rows of no more tokens than that do not need. ModelError where they need
+        what the checkpoint does not have."""
+        config = self.config.for_rows(longest)
+        lacking = tensor_shapes(config).keys() - self.sources.keys()
+        if config is self.config or not lacking:
+            return replace(self, config=config)
+        raise ModelError(
+            f"Rows of up to {longest} tokens were to be run.",
+            f"The checkpoint lacks {len(lacking)} weights that choose what such rows attend, "
+            f"{min(lacking)} among them.",
+            "Give shorter rows, or fetch a checkpoint that has them.",
+        )
 
 
 def build_engine(

@@ -23,17 +23,53 @@ def attend_all(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return DEEPSEEK_V3.prepare({"q_lora_rank": 1536, **raw, "max_position_embeddings": most})
 
 
-def _attend_all_of_wide_heads(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    own = {"q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256}
-    return attend_all({**own, "max_position_embeddings": 202_752, **raw})
+_WIDE: Final = {
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "max_position_embeddings": 202_752,
+}
 
 
+def _choose(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rows of any length, unless layers take what others have chosen."""
+    kinds, pattern = raw.get("indexer_types"), raw.get("index_topk_pattern")
+    are_shared = (
+        "shared" in kinds if isinstance(kinds, list) else raw.get("index_topk_freq", 1) != 1
+    )
+    if are_shared or "S" in (pattern or ""):
+        return {**attend_all(raw), "index_topk": None}
+    stated = {name: value for name, value in raw.items() if value is not None}
+    own = {"index_topk": 2048, "max_position_embeddings": 163_840, "q_lora_rank": 1536}
+    return DEEPSEEK_V3.prepare({**own, **stated})
+
+
+def _choose_of_wide_heads(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _choose({**_WIDE, **raw})
+
+
+_INDEXER: Final = "model.layers.{i}.self_attn.indexer"
+_TENSORS: Final = {
+    **DEEPSEEK_V3.tensors,
+    "layers.{i}.attention.index_q": f"{_INDEXER}.wq_b.weight",
+    "layers.{i}.attention.index_k": f"{_INDEXER}.wk.weight",
+    "layers.{i}.attention.index_k_norm": f"{_INDEXER}.k_norm.weight",
+    "layers.{i}.attention.index_k_norm_bias": f"{_INDEXER}.k_norm.bias",
+    "layers.{i}.attention.index_weights": f"{_INDEXER}.weights_proj.weight",
+}
 DEEPSEEK_V32: Final = Family(
     architectures=("DeepseekV32ForCausalLM",),
     model_types=("deepseek_v32",),
-    keys={**DEEPSEEK_V3.keys, "rotary_pairs": fixed(True)},
-    tensors=DEEPSEEK_V3.tensors,
-    prepare=attend_all,
+    keys={
+        **DEEPSEEK_V3.keys,
+        "rotary_pairs": fixed(True),
+        "index_chosen": read("index_topk", None),
+        "index_heads": read("index_n_heads", 64),
+        "index_width": read("index_head_dim", 128),
+        "index_pairs": fixed(False),
+    },
+    tensors=_TENSORS,
+    prepare=_choose,
 )
 
 GLM_MOE_DSA: Final = Family(
@@ -41,10 +77,12 @@ GLM_MOE_DSA: Final = Family(
     model_types=("glm_moe_dsa",),
     keys={
         **DEEPSEEK_V32.keys,
+        "index_heads": read("index_n_heads", 32),
+        "index_pairs": read("indexer_rope_interleave", True),
         "norm_eps": read("rms_norm_eps", 1e-5),
         "expert_groups": read("n_group", 1),
         "groups_per_token": read("topk_group", 1),
     },
-    tensors=DEEPSEEK_V3.tensors,
-    prepare=_attend_all_of_wide_heads,
+    tensors=_TENSORS,
+    prepare=_choose_of_wide_heads,
 )

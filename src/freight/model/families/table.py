@@ -328,5 +328,6 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "index_chosen": fixed(None),
     "index_heads": fixed(64),
     "index_width": fixed(128),
+    "index_pairs": fixed(True),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""

@@ -1,0 +1,116 @@
+"""Attention over latents of a whole row that are kept as its state, of which an indexer chooses, as
+functions of tensors.
+
+A state's columns are the row's keys in order, and behind them those of the indexer, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from freight.model.frame import Frame, LayerStates
+from freight.model.kept_choice import NONE, best_keys, blocks, shares_of, together
+from freight.model.kept_steps import AttendChosen
+from freight.model.tiles import KEPT_QUERIES
+
+__all__ = ["attend_chosen"]
+
+
+def attend_chosen(step: AttendChosen, frame: Frame) -> None:
+    q = frame.values[step.q]
+    out = frame.new(step.out, q, q.shape[1])
+    for states in frame.states:
+        for seat, columns, _ in states.beginnings:
+            states.columns[seat].copy_(columns)
+        own = _Layer(step, frame, states, out)
+        rows = states.rows
+        for row, count in enumerate(rows.counts.tolist()):
+            own.append(row, count)
+        single = [row for row, count in enumerate(rows.counts.tolist()) if count == 1]
+        longest = 1 + int(rows.lengths[single].max()) if single else 0
+        for some in together(single, own.numbers(longest)):
+            own.attend_single(some)
+        for row, count in enumerate(rows.counts.tolist()):
+            total = int(rows.lengths[row]) + count
+            for first, last in blocks(count * (count > 1), KEPT_QUERIES, own.numbers(total)):
+                own.attend_stretch(row, first, last)
+
+
+class _Layer:
+    """One layer's step for the rows of one pool."""
+
+    def __init__(
+        self, step: AttendChosen, frame: Frame, states: LayerStates, out: torch.Tensor
+    ) -> None:
+        q, most = frame.values[step.q], step.most_keys
+        self._step, self._rows = step, states.rows
+        self._q = q.view(len(q), step.num_heads, step.width)
+        self._out = out.view(self._q.shape)
+        self._new, self._new_index = frame.values[step.k], frame.values[step.index_k]
+        self._sinks = None
+        if step.sinks is not None:
+            self._sinks = frame.vector(step.sinks).float()[None, :, None]
+        self._keys = states.columns[:, :most]
+        beside = states.columns[:, most:].flatten(1)[:, : most * step.index_width]
+        assert beside.data_ptr() == states.columns[:, most:].data_ptr(), "these are written to"
+        self._index = beside.view(len(beside), most, step.index_width)
+        index_q = frame.values[step.index_q]
+        self._index_q = index_q.view(len(index_q), step.index_heads, step.index_width)
+        self._weights = frame.values[step.index_weights]
+
+    def numbers(self, count: int) -> int:
+        """That are made of so many keys for a query."""
+        step = self._step
+        attended = min(count, step.num_chosen) * (step.width + step.num_heads)
+        return max(1, attended + count * (step.index_heads + step.index_width + step.num_heads))
+
+    def append(self, row: int, count: int) -> None:
+        seat, start, length = (
+            int(own[row]) for own in (self._rows.seats, self._rows.starts, self._rows.lengths)
+        )
+        tokens, places = slice(start, start + count), slice(length, length + count)
+        self._keys[seat, places] = self._new[tokens]
+        self._index[seat, places] = self._new_index[tokens]
+
+    def attend_single(self, rows: Sequence[int]) -> None:
+        """Rows that bring one token each: of their keys only the chosen ones are put together."""
+        own, device, step = self._rows, self._new.device, self._step
+        tokens, seats, positions = (
+            torch.from_numpy(numbers[rows]).to(device)
+            for numbers in (own.starts, own.seats, own.lengths)
+        )
+        count = 1 + int(own.lengths[rows].max())
+        places = torch.arange(count, device=device)[None]
+        if count > step.num_chosen:
+            index = self._index[seats, :count].float()
+            likeness = torch.bmm(self._index_q[tokens].float(), index.transpose(1, 2))
+            seen = places <= positions[:, None]
+            places = best_keys(likeness, self._weights[tokens], seen, step.num_chosen)
+            keys = self._keys[seats[:, None], places]
+        else:
+            keys = self._keys[seats, :count]
+        scores = torch.bmm(self._q[tokens], keys.transpose(1, 2)).float().mul_(step.scale)
+        scores.masked_fill_((places > positions[:, None])[:, None], NONE)
+        shares = shares_of(scores, self._sinks)
+        self._out[tokens] = torch.bmm(shares.to(keys.dtype), keys)
+
+    def attend_stretch(self, row: int, first: int, last: int) -> None:
+        """Tokens ``first`` to ``last`` of what a row brings: each has keys of its own choice."""
+        own, step = self._rows, self._step
+        seat, start, length = (int(o[row]) for o in (own.seats, own.starts, own.lengths))
+        tokens, count = slice(start + first, start + last), length + last
+        keys = self._keys[seat, :count]
+        at = torch.arange(length + first, length + last, device=keys.device)[:, None]
+        seen = torch.arange(count, device=keys.device) <= at
+        if count > step.num_chosen:
+            index = self._index[seat, :count].float()
+            likeness = torch.matmul(self._index_q[tokens].float(), index.t())
+            places = best_keys(likeness, self._weights[tokens], seen, step.num_chosen)
+            seen &= torch.zeros_like(seen).scatter_(1, places, True)
+        scores = torch.mm(self._q[tokens].reshape(-1, step.width), keys.t())
+        scores = scores.float().mul_(step.scale).view(last - first, step.num_heads, -1)
+        shares = shares_of(scores.masked_fill_(~seen[:, None], NONE), self._sinks).to(keys.dtype)
+        found = torch.mm(shares.view(-1, count), keys)
+        self._out[tokens] = found.view(last - first, step.num_heads, -1)
