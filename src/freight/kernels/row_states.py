@@ -24,6 +24,15 @@ class RowStates:
     is_new: Places
     lengths: Places = field(default_factory=lambda: np.empty(0, np.int64))
     tables: dict[torch.device, torch.Tensor] = field(default_factory=dict, compare=False)
+    singles: dict[torch.device, torch.Tensor] = field(default_factory=dict, compare=False)
+
+    def single(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Of rows that bring one token: where it is, their seats, and how many they have had."""
+        if device not in self.singles:
+            own = self.counts == 1
+            rows = np.stack((self.starts[own], self.seats[own], self.lengths[own]))
+            self.singles[device] = torch.from_numpy(rows).to(device)
+        return self.singles[device].unbind(0)
 
     def table(self, device: torch.device) -> torch.Tensor:
         """These four, one below the other, on a device: put there once for all layers."""

@@ -17,6 +17,7 @@ from typing import Final
 from freight.errors import InputError
 from freight.model.decoder import build_programme
 from freight.model.families import FAMILIES
+from freight.model.layer_kinds import CompressedKeys
 from freight.model.number_format import (
     Compression,
     ExactCompression,
@@ -46,7 +47,12 @@ ALIGNMENT: Final = 4096
 """Where tensors begin in the file of compressed weights: on a block, so that whole blocks are
 theirs."""
 
-_RATES: Final = tuple(f".recurrence.{name}" for name in ("a", "b", "ba", "a_down"))
+_RATES: Final = (
+    *(f".recurrence.{name}" for name in ("a", "b", "ba", "a_down")),
+    *(f".recurrence.{name}" for name in ("sources", "source_gates")),
+    *(f".recurrence.index_{name}" for name in ("sources", "source_gates", "weights", "q")),
+    *(f".attention.index_{name}" for name in ("weights", "q", "k")),
+)
 _NUMBERS: Final = re.compile(r"^layers\.\d+\.|(?<=experts\.)\d+\.")
 
 
@@ -75,10 +81,19 @@ def choose_formats(
     for name in _matrices(config, with_routers=with_routers, with_rates=False):
         if compression.is_for_integers and name.endswith(".kv_up"):
             continue  # heads take their own rows of it
-        number_format = compression.fit(*sources[name].shape)
+        number_format = compression.fit(*_fitted_shape(config, name, sources[name].shape))
         if number_format is not None:
             formats[name] = number_format.name
     return formats
+
+
+def _fitted_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns that groups are to divide: of a product in groups of heads one of these."""
+    rows, columns = shape
+    own = config.recurrence
+    if isinstance(own, CompressedKeys) and name.endswith(".recurrence.groups"):
+        rows //= own.groups
+    return rows, columns
 
 
 def kind_of(name: str) -> str:
@@ -108,7 +123,7 @@ def describe_fit(
         return ""
     found: dict[str, str] = {}
     for name in _matrices(config, with_routers=True):
-        own = compression.fit(*sources[name].shape)
+        own = compression.fit(*_fitted_shape(config, name, sources[name].shape))
         kind = kind_of(name)
         if own is None:
             found[kind] = f"{kind} stays plain"
@@ -169,7 +184,7 @@ def _matrices(
     config: ModelConfig, *, with_routers: bool, with_rates: bool = True
 ) -> dict[str, None]:
     """Names of the matrices that products use, in the order of the units; ``with_rates`` also of
-    those that say how states change."""
+    those that say how states change, make one key of several, and choose keys."""
     return {
         weight.name: None
         for unit in build_programme(config).units[1:]

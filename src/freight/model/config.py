@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError, reason_of
-from freight.model.compression_config import read_compression, read_index
 from freight.model.contradictions import contradictions
 from freight.model.families import (
     ACTIVATIONS,
@@ -26,6 +25,7 @@ from freight.model.families import (
     reading_part,
 )
 from freight.model.heads import OtherHeads, Sharing
+from freight.model.kept_config import read_index, read_kept
 from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
 from freight.model.own_head import has_own_head
 from freight.model.packing import read_packing
@@ -166,9 +166,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["sliding_windows"] = _read_windows(config, keys, num_layers)
     switches["experts"] = _read_experts(config, keys, num_layers)
     switches["latent"] = _read_latent(config, keys)
-    switches["recurrence"] = _read_recurrence(config, keys) or read_compression(
-        config, keys, switches
-    )
+    switches["recurrence"] = _read_recurrence(config, keys) or read_kept(config, keys, switches)
     switches["streams"] = _read_streams(config, keys)
     parts = config.raw.get("layer_parts")
     switches["factors"] = _read_factors(config)
@@ -323,7 +321,11 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
 
 def _by_token(config: RawConfig) -> tuple[bool, ...]:
     layers = config.raw.get("token_layers")
-    return tuple(layers) if isinstance(layers, list) and any(layers) else ()
+    if not isinstance(layers, list):
+        return ()
+    for own in {repr(own): own for own in layers if not isinstance(own, bool)}.values():
+        config.problems.append(f"experts of a layer are given by {own!r}, which is no known way")
+    return tuple(layers)
 
 
 def _read_other_heads(
@@ -425,8 +427,12 @@ def _read_limits(config: RawConfig, name: str) -> tuple[float | None, ...]:
     limits = config.raw.get(name)
     if not isinstance(limits, list):
         return ()
-    given = RawConfig({str(i): limit for i, limit in enumerate(limits)}, config.problems)
-    found = tuple(given.number(Key(names=(str(i),))) for i in range(len(limits)))
+    distinct = {repr(limit): limit for limit in limits}
+    given = RawConfig(
+        {f"a limit of {name}": own for name, own in distinct.items()}, config.problems
+    )
+    read = {own: given.number(Key(names=(f"a limit of {own}",))) for own in distinct}
+    found = tuple(read[repr(limit)] for limit in limits)
     return found if any(limit is not None for limit in found) else ()
 
 

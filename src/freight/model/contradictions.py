@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from freight.model.compression_config import compression_problems
 from freight.model.families import ACTIVATIONS
-from freight.model.layer_kinds import Compression, Experts, KeptLatents
+from freight.model.kept_config import kept_problems
+from freight.model.layer_kinds import CompressedKeys, Experts, KeptLatents
 from freight.model.number_format import DTYPE_BYTES
 from freight.model.slope_steps import MOST_POSITIONS
 from freight.model.switches import ModelConfig
@@ -176,9 +176,9 @@ def _limit_problems(config: ModelConfig) -> list[str]:
     ]
     small = {limit for limits in given for limit in limits if limit is not None}
     problems += [
-        f"gates have a limit of {limit}, it must be {_LEAST_LIMIT} or more"
+        f"gates have a limit of {limit}, it must be {_LEAST_LIMIT} or more, or before a function 0"
         for limit in sorted(small)
-        if not limit >= _LEAST_LIMIT
+        if not limit >= (0 if config.limits_first else _LEAST_LIMIT)
     ]
     if any(given) and (config.gate_limit is not None or not config.gated_mlp):
         problems.append("gates have limits by layer, and one for all or no gates")
@@ -263,9 +263,22 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
         return []
     if isinstance(own, KeptLatents):
         return []
-    if isinstance(own, Compression):
+    if isinstance(own, CompressedKeys):
         turned = max((rope.rotary_dim for rope in config.rotations), default=0)
-        return compression_problems(own, config.num_layers, config.num_heads, turned)
+        others = (
+            config.parallel,
+            config.gates_attention,
+            config.qk_norm != "none",
+            config.latent is not None,
+            config.fused_qkv,
+            config.value_width is not None,
+            config.slope_span is not None,
+            not all(config.ropes),
+        )
+        problems = kept_problems(own, config.num_layers, config.num_heads, turned)
+        if any(others):
+            problems.append("keys that are kept as a state have norms and rotations of their own")
+        return problems
     key_width = 1 if own.rule == "gates" else own.key_width
     rank = 1 if own.rate_rank is None else own.rate_rank
     widths = (own.num_key_heads, own.num_heads, key_width, own.value_width, rank)

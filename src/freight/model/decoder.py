@@ -20,7 +20,7 @@ from freight.model.head_unit import head_unit
 from freight.model.kept_layers import chosen_latents, kept_steps
 from freight.model.latent_steps import ExpandValues
 from freight.model.layer_inputs import add_inputs, make_inputs
-from freight.model.layer_kinds import Compression, Experts, KeptLatents
+from freight.model.layer_kinds import CompressedKeys, Experts, KeptLatents
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Add,
@@ -222,7 +222,7 @@ class _Builder(Projections):
         steps, x = self.entered(layer, "attention")
         if isinstance(own, KeptLatents):
             return self.kept_latents(layer, own)
-        if isinstance(own, Compression):
+        if isinstance(own, CompressedKeys):
             inner, last = kept_steps(self, own, layer, prefix, x)
         else:
             inner, last = recurrent_steps(
@@ -296,15 +296,12 @@ class _Builder(Projections):
         if c.gated_mlp and c.gate_limit is not None:
             steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
         else:
-            # What the function makes of no number is below the negative of a limit.
-            is_first = c.limits_first
-            limits = (
-                [Clip(x="gate", limit=limit, is_top=is_first), Clip(x="up", limit=limit)]
-                if limit
-                else []
-            )
-            own = activation_step(c.activation, prefix, inner, self.vector)
-            steps += [*limits, own] if is_first else [own, *limits]
+            own, limits = activation_step(c.activation, prefix, inner, self.vector), list[Step]()
+            if limit is not None:
+                # What a function makes of no number is below the negative of a limit after it.
+                limits = [Clip(x="gate", limit=limit, is_top=c.limits_first)]
+                limits.append(Clip(x="up", limit=limit))
+            steps += [*limits, own] if c.limits_first else [own, *limits]
             steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
         steps.append(self.project(f"{prefix}.down", inner, "update", (dim, width), c.mlp_bias))
         return steps

@@ -5,7 +5,7 @@ width, U that of values where it is another, k and h heads and width of layers w
 others, n query heads of these, V vocabulary, P positions; p inputs that a layer has of its own, i
 those of all layers, w width of the MLP of layers that attend the keys of others; X experts, e of
 them that a token takes, Y width of one, Z of the MLP beside them, L of what they work on where that
-is narrow; s residual streams, m numbers that are said of them before a block, in c parts. Those of
+is narrow; s residual streams, m mappings that are made of them before a block, in c parts. Those of
 latents and of what rows keep beside these: no letter means two things.
 """
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from freight.model.kept_steps import compression_sizes
+from freight.model.kept_steps import kept_sizes
 from freight.model.latent_steps import latent_sizes
-from freight.model.layer_kinds import Compression, KeptLatents
+from freight.model.layer_kinds import CompressedKeys, KeptLatents
 from freight.model.recurrent_layers import recurrent_sizes
 from freight.model.switches import ModelConfig
 
@@ -56,13 +56,13 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         parts.append({"w": config.sharing.mlp_size})
     if (streams := config.streams) is not None:
         own_parts = 2 + (streams.rounds > 0)
-        said = streams.count + streams.share_columns
-        parts.append({"s": streams.count, "m": said, "c": own_parts})
+        mapped = streams.count + streams.share_columns
+        parts.append({"s": streams.count, "m": mapped, "c": own_parts})
     if isinstance(config.recurrence, KeptLatents):
         index = config.recurrence.index
         parts.append({"l": index.num_heads, "t": index.width})
-    elif isinstance(config.recurrence, Compression):
-        parts.append(compression_sizes(config.recurrence, config.num_heads))
+    elif isinstance(config.recurrence, CompressedKeys):
+        parts.append(kept_sizes(config.recurrence, config.num_heads))
     elif config.recurrence is not None:
         parts.append(recurrent_sizes(config.recurrence))
     sizes = {letter: size for part in parts for letter, size in part.items()}

@@ -8,8 +8,6 @@ together, others a stretch at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from freight.model.frame import Frame, LayerStates
@@ -30,8 +28,7 @@ def attend_kept(step: AttendKept, frame: Frame) -> None:
             states.memory[seat].copy_(memory)
         own = _Layer(step, frame, states, q, out)
         counts = states.rows.counts.tolist()
-        single = [row for row, count in enumerate(counts) if count == 1]
-        for some in together(single, own.numbers()):
+        for some in together(counts.count(1), own.numbers()):
             own.attend_single(some)
         for row, count in enumerate(counts):
             for begin in range(0, count if count > 1 else 0, KEPT_TOKENS):
@@ -71,21 +68,18 @@ class _Layer:
         heads = self._step.num_heads + (self._index.num_heads if self._index is not None else 0)
         return count * (width + heads)
 
-    def attend_single(self, rows: Sequence[int]) -> None:
-        """Rows that bring one token each."""
-        own, device, lengths = self._rows, self._kv.device, self._rows.lengths[rows]
-        tokens, seats, positions = (
-            torch.from_numpy(numbers[rows]).to(device)
-            for numbers in (own.starts, own.seats, own.lengths)
-        )
+    def attend_single(self, some: slice) -> None:
+        """Of rows that bring one token each."""
+        device, lengths = self._kv.device, self._rows.lengths[self._rows.counts == 1][some]
+        tokens, seats, positions = (own[some] for own in self._rows.single(device))
         count, complete = 0, None
         if self._keys is not None:
-            rate, added = self._keys.step.rate, (tokens, seats, positions, lengths.tolist())
-            self._keys.add_single(*added)
+            rate = self._keys.step.rate
+            self._keys.add_single(tokens, seats, positions)
             count = int(lengths.max() + 1) // rate
             complete = torch.arange(count, device=device) < (positions[:, None] + 1) // rate
             if self._index is not None:
-                self._index.keys.add_single(*added)
+                self._index.keys.add_single(tokens, seats, positions)
                 complete = self._index.choose_single(tokens, seats, complete)
         kept = self._columns[seats, : self._ring + count]
         keys = torch.cat((kept, self._kv[tokens][:, None]), dim=1)

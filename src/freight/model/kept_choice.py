@@ -3,7 +3,7 @@ of them an indexer chooses, and what each counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -15,11 +15,11 @@ __all__ = ["NONE", "best_keys", "blocks", "shares_of", "together"]
 NONE: Final = float("-inf")
 
 
-def together(rows: Sequence[int], numbers: int) -> Iterator[Sequence[int]]:
+def together(count: int, numbers: int) -> Iterator[slice]:
     """Rows, so many at a time that what is gathered of them, so many ``numbers`` each, is no more
     than some megabytes; or one."""
     most = max(1, KEPT_BYTES // (4 * numbers))
-    return (rows[first : first + most] for first in range(0, len(rows), most))
+    return (slice(first, min(first + most, count)) for first in range(0, count, most))
 
 
 def blocks(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:

@@ -36,31 +36,31 @@ class KeptKeys:
         self._width = keys.shape[-1]
 
     def add_single(
-        self,
-        tokens: torch.Tensor,
-        seats: torch.Tensor,
-        positions: torch.Tensor,
-        lengths: list[int],
+        self, tokens: torch.Tensor, seats: torch.Tensor, positions: torch.Tensor
     ) -> None:
-        """One token of each of some rows, which have had ``lengths``, the ``positions``."""
+        """One token of each of some rows, at these positions; a device is not waited for."""
         rate = self.step.rate
         gates = self._gates[tokens].float() + self._bias[positions % rate]
         weighed = self._sources[tokens].float()
         held = self._sums[seats]
-        new = [place for place, length in enumerate(lengths) if length == 0]
-        if new:
-            held[new] = _nothing(held[new])
+        held = torch.where((positions == 0)[:, None, None, None], _nothing(held), held)
         each = torch.stack((gates, torch.ones_like(gates), weighed), dim=1)
         now, then = held[:, 0], held[:, 1]
         if self.step.doubled:
             then = _merged(then, each[..., : self._width])
         now = _merged(now, each[..., -self._width :])
-        done = [place for place, own in enumerate(lengths) if (own + 1) % rate == 0]
-        if done:
-            firsts = positions[done] + 1 - rate
-            self.keys[seats[done], firsts // rate] = self._made(now[done], firsts)
-            now[done] = then[done]
-            then[done] = _nothing(then[done])
+        firsts = positions // rate * rate
+        done = ((positions + 1) % rate == 0)[:, None]
+        # A key that is not complete yet lies where it will, and is not looked at.
+        number = firsts // rate
+        known = number < self.keys.shape[1]
+        number = torch.where(known, number, 0)
+        made = torch.where(known[:, None], self._made(now, firsts), self.keys[seats, number])
+        self.keys[seats, number] = made
+        now, then = (
+            torch.where(done[..., None], then, now),
+            torch.where(done[..., None], _nothing(then), then),
+        )
         self._sums[seats] = torch.stack((now, then), dim=1)
 
     def add_stretch(self, tokens: slice, seat: int, length: int) -> None:

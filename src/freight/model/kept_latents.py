@@ -6,8 +6,6 @@ A state's columns are the row's keys in order, and behind them those of the inde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from freight.model.frame import Frame, LayerStates
@@ -28,9 +26,8 @@ def attend_chosen(step: AttendChosen, frame: Frame) -> None:
         rows = states.rows
         for row, count in enumerate(rows.counts.tolist()):
             own.append(row, count)
-        single = [row for row, count in enumerate(rows.counts.tolist()) if count == 1]
-        longest = 1 + int(rows.lengths[single].max()) if single else 0
-        for some in together(single, own.numbers(longest)):
+        single = rows.lengths[rows.counts == 1]
+        for some in together(len(single), own.numbers(1 + int(max(single, default=0)))):
             own.attend_single(some)
         for row, count in enumerate(rows.counts.tolist()):
             total = int(rows.lengths[row]) + count
@@ -74,14 +71,11 @@ class _Layer:
         self._keys[seat, places] = self._new[tokens]
         self._index[seat, places] = self._new_index[tokens]
 
-    def attend_single(self, rows: Sequence[int]) -> None:
-        """Rows that bring one token each: of their keys only the chosen ones are put together."""
-        own, device, step = self._rows, self._new.device, self._step
-        tokens, seats, positions = (
-            torch.from_numpy(numbers[rows]).to(device)
-            for numbers in (own.starts, own.seats, own.lengths)
-        )
-        count = 1 + int(own.lengths[rows].max())
+    def attend_single(self, some: slice) -> None:
+        """Of rows that bring one token each: of their keys only the chosen ones are put together."""
+        rows, device, step = self._rows, self._new.device, self._step
+        tokens, seats, positions = (own[some] for own in rows.single(device))
+        count = 1 + int(rows.lengths[rows.counts == 1][some].max())
         places = torch.arange(count, device=device)[None]
         if count > step.num_chosen:
             index = self._index[seats, :count].float()

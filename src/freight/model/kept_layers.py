@@ -7,7 +7,7 @@ from typing import Final
 
 from freight.model.decoder_parts import Parts
 from freight.model.kept_steps import AttendChosen, AttendKept, ChooseKept, Compress, ProjectGroups
-from freight.model.layer_kinds import Compression, KeptLatents
+from freight.model.layer_kinds import CompressedKeys, KeptLatents
 from freight.model.programme import Level, Norm, Project, Rotate, Step
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
@@ -18,7 +18,7 @@ _INDEX_EPS: Final = 1e-6
 
 
 def kept_steps(
-    parts: Parts, own: Compression, layer: int, prefix: str, x: str
+    parts: Parts, own: CompressedKeys, layer: int, prefix: str, x: str
 ) -> tuple[list[Step], Project]:
     """All but the last product, and that one."""
     c = parts.config

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from freight.model.layer_kinds import Compression
+from freight.model.layer_kinds import CompressedKeys
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
@@ -17,7 +17,7 @@ __all__ = [
     "Compress",
     "KeptStep",
     "ProjectGroups",
-    "compression_sizes",
+    "kept_sizes",
 ]
 
 
@@ -119,7 +119,7 @@ class ProjectGroups:
 KeptStep = AttendKept | AttendChosen | ProjectGroups
 
 
-def compression_sizes(own: Compression, num_heads: int) -> Mapping[str, int]:
+def kept_sizes(own: CompressedKeys, num_heads: int) -> Mapping[str, int]:
     """Dims: Q numbers that queries are made of; g groups of heads, of j columns each, which become
     o; a tokens that one key stands for, b where its sources are twice as many; of an indexer l
     heads, t wide."""

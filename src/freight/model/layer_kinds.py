@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-__all__ = ["Compression", "Experts", "Index", "KeptLatents", "Latent", "Recurrence", "Streams"]
+__all__ = ["CompressedKeys", "Experts", "Index", "KeptLatents", "Latent", "Recurrence", "Streams"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +186,7 @@ class Recurrence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compression:
+class CompressedKeys:
     """Layers whose keys, which are their values, are kept for each row as a state (DeepSeek-V4):
     those of the last ``window`` tokens, one head of ``width`` for all queries; and of all before,
     where a layer's number among ``rates`` is not 0, one key for so many tokens, ``doubled`` where
@@ -210,7 +210,7 @@ class Compression:
     is_beside: ClassVar[bool] = False
     """It is what its layers attend."""
 
-    def for_rows(self, longest: int) -> Compression:
+    def for_rows(self, longest: int) -> CompressedKeys:
         """The same for rows of no more tokens than that, without what these do not need."""
         longest = min(longest, self.longest)
         pairs = zip(self.rates, self.doubled, strict=True)
@@ -259,7 +259,7 @@ class Compression:
         heads = num_heads + (0 if self.index is None else self.index.num_heads)
         return self.columns_shape[0] * (self.width + heads)
 
-    def of_layers(self, cut: slice) -> Compression:
+    def of_layers(self, cut: slice) -> CompressedKeys:
         own = {name: getattr(self, name)[cut] for name in ("layers", "rates", "doubled")}
         return replace(self, **own)
 

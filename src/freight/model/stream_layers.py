@@ -70,9 +70,9 @@ def collapse_last(parts: Parts, own: Streams) -> Step:
     )
 
 
-def _weights(parts: Parts, prefix: str, said: str, scales: str) -> list[Weight]:
+def _weights(parts: Parts, prefix: str, mapped: str, scales: str) -> list[Weight]:
     """The matrix, row after row, what is added and the factors: small, and in float32."""
-    dims = {"weight": f"{said}sD", "base": said, "scale": scales}
+    dims = {"weight": f"{mapped}sD", "base": mapped, "scale": scales}
     return [
         replace(parts.vector(f"{prefix}.{name}", own), is_wide=True) for name, own in dims.items()
     ]

@@ -36,7 +36,7 @@ class Average:
 class Collapse:
     """out [T, D] = the sum of the S streams of x [T, S D], each times its weight, added in float32.
 
-    What is said of a token are the S, 2 S or 2 S + S^2 numbers of z = x weight^T / rms(x), each
+    The mappings of a token are the S, 2 S or 2 S + S^2 numbers of z = x weight^T / rms(x), each
     part times its own of ``scale``, plus ``base``: weights are sigmoid(z) + ``floor``. With
     ``shares`` these get ``magnitude`` sigmoid(z) + ``least_share`` of the next S, and where there
     are ``rounds`` a matrix M [S, S], M[j, s] being how much of stream j goes into s: softmax(z) of
@@ -58,14 +58,14 @@ class Collapse:
     rounds: int = 0
 
     @property
-    def num_said(self) -> int:
+    def num_mappings(self) -> int:
         """Numbers that are made of a token."""
         return self.base.num_columns
 
     @property
     def share_columns(self) -> int:
         """Those of ``shares``."""
-        return self.num_said - self.num_streams
+        return self.num_mappings - self.num_streams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

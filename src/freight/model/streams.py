@@ -34,14 +34,14 @@ def _average(step: Average, frame: Frame) -> None:
 def _collapse(step: Collapse, frame: Frame) -> None:
     x, count = frame.values[step.x], step.num_streams
     out = frame.new(step.out, x, x.shape[1] // count)
-    weight = frame.vector(step.weight).view(step.num_said, -1)
+    weight = frame.vector(step.weight).view(step.num_mappings, -1)
     shares = None if step.shares is None else frame.new(step.shares, x, step.share_columns)
     with frame.workspace.frame():
-        said = frame.workspace.take(len(x), step.num_said, dtype=torch.float32)
+        mapped = frame.workspace.take(len(x), step.num_mappings, dtype=torch.float32)
         for some in _tiles(len(x)):
             with frame.workspace.frame():
                 wide = _widened(x[some], frame)
-                own = torch.mm(wide, weight.t(), out=said[some])
+                own = torch.mm(wide, weight.t(), out=mapped[some])
                 length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
                 own.mul_(length.square_().div_(x.shape[1]).add_(step.eps).rsqrt_())
                 _scale_and_shift(own, step, frame)
@@ -50,30 +50,30 @@ def _collapse(step: Collapse, frame: Frame) -> None:
                 torch.bmm(weights, _apart(wide, count), out=total)
                 out[some].copy_(total[:, 0])
         if shares is not None:
-            _share(step, said, shares)
+            _share(step, mapped, shares)
 
 
-def _scale_and_shift(said: torch.Tensor, step: Collapse, frame: Frame) -> None:
-    """The numbers said of tokens, each part by its own factor."""
+def _scale_and_shift(mapped: torch.Tensor, step: Collapse, frame: Frame) -> None:
+    """Mappings of tokens, each part by its own factor."""
     factors, count = frame.vector(step.scale), step.num_streams
-    borders = (0, count, 2 * count, step.num_said)
+    borders = (0, count, 2 * count, step.num_mappings)
     for part, factor in enumerate(factors):
-        said[:, borders[part] : borders[part + 1]].mul_(factor)
-    said.add_(frame.vector(step.base))
+        mapped[:, borders[part] : borders[part + 1]].mul_(factor)
+    mapped.add_(frame.vector(step.base))
 
 
-def _share(step: Collapse, said: torch.Tensor, shares: torch.Tensor) -> None:
+def _share(step: Collapse, mapped: torch.Tensor, shares: torch.Tensor) -> None:
     count = step.num_streams
-    own = said[:, count : 2 * count].sigmoid().mul_(step.magnitude).add_(step.least_share)
+    own = mapped[:, count : 2 * count].sigmoid().mul_(step.magnitude).add_(step.least_share)
     shares[:, :count].copy_(own)
     if not step.rounds:
         return
-    mixes = said[:, 2 * count :].reshape(-1, count, count).softmax(-1).add_(step.floor)
+    mixes = mapped[:, 2 * count :].reshape(-1, count, count).softmax(-1).add_(step.floor)
     mixes.div_(mixes.sum(-2, keepdim=True).add_(step.floor))
     for _ in range(step.rounds - 1):
         mixes.div_(mixes.sum(-1, keepdim=True).add_(step.floor))
         mixes.div_(mixes.sum(-2, keepdim=True).add_(step.floor))
-    shares[:, count:].copy_(mixes.view(len(said), -1))
+    shares[:, count:].copy_(mixes.view(len(mapped), -1))
 
 
 def _expand(step: Expand, frame: Frame) -> None:

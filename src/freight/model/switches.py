@@ -10,7 +10,14 @@ from functools import cached_property
 
 from freight.errors import ModelError
 from freight.model.heads import Heads, OtherHeads, Sharing
-from freight.model.layer_kinds import Compression, Experts, KeptLatents, Latent, Recurrence, Streams
+from freight.model.layer_kinds import (
+    CompressedKeys,
+    Experts,
+    KeptLatents,
+    Latent,
+    Recurrence,
+    Streams,
+)
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
@@ -117,7 +124,7 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
     latent: Latent | None
-    recurrence: Recurrence | Compression | KeptLatents | None
+    recurrence: Recurrence | CompressedKeys | KeptLatents | None
     attention_gates: str
     gate_function: str
     other_heads: OtherHeads | None
@@ -257,7 +264,7 @@ class ModelConfig:
         """The same for rows of no more tokens than that: what they do not need is left out, weights
         among it. Latents of which keys are chosen are a state."""
         own, index = self.recurrence, None if self.latent is None else self.latent.index
-        if isinstance(own, Compression):
+        if isinstance(own, CompressedKeys):
             return replace(self, recurrence=own.for_rows(longest))
         if index is None or own is not None or longest <= index.num_chosen:
             return self

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from freight.model.batch import STATE_BLOCK, STATE_BYTES, STATE_PAIRS
-from freight.model.layer_kinds import Compression, KeptLatents
+from freight.model.layer_kinds import CompressedKeys, KeptLatents
 from freight.model.switches import ModelConfig
 from freight.model.tiles import KEPT_BYTES
 from freight.plan.forms import BLOCK
@@ -285,7 +285,7 @@ def _recurrence_bytes(config: ModelConfig) -> int:
     own = config.recurrence
     if own is None:
         return 0
-    if isinstance(own, Compression | KeptLatents):
+    if isinstance(own, CompressedKeys | KeptLatents):
         heads = config.most_query_heads
         return _TIMES_OF_STATES * max(KEPT_BYTES, 4 * own.most_numbers(heads))
     tokens = STATE_BLOCK * own.mixed_columns * 4

@@ -21,6 +21,8 @@ def settle_wishes(config: ModelConfig, near: Tier, wishes: Wishes) -> Wishes:
         wishes = _with_keys_near(
             _unattended(wishes, "has layers that attend the same keys, which stay"), near
         )
+    if config.num_attention_layers == 0:
+        wishes = _without_pages(config, wishes)
     if config.recurrence is None:
         return wishes
     if wishes.draft_tokens:
@@ -30,6 +32,23 @@ def settle_wishes(config: ModelConfig, near: Tier, wishes: Wishes) -> Wishes:
             "Leave --draft-tokens out.",
         )
     return replace(wishes, moves_rows=False)
+
+
+def _without_pages(config: ModelConfig, wishes: Wishes) -> Wishes:
+    """Of a model of which nothing is kept in pages of keys."""
+    asked = {
+        "--kv-bits": config.kv_format is not None,
+        "--sparse-attention": config.attended_share < 1,
+    }
+    for flag, is_so in asked.items():
+        if is_so:
+            raise InputError(
+                f"{flag} was given.",
+                "Of rows as long as these this model keeps no pages of keys but a state, "
+                "which stays and is attended as it is.",
+                f"Leave {flag} out.",
+            )
+    return _unattended(wishes, "keeps a state of each row instead of keys, which is read")
 
 
 def _unattended(wishes: Wishes, why: str) -> Wishes:

@@ -159,7 +159,7 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
     elif isinstance(step, Spread):
         columns[step.out] = columns.get(step.x, 0) * step.num_streams
     elif isinstance(step, Collapse):
-        columns[step.x] = step.weight.num_columns // step.num_said
+        columns[step.x] = step.weight.num_columns // step.num_mappings
         columns[step.out] = columns[step.x] // step.num_streams
     elif isinstance(step, Deal):
         columns |= {part.out: part.num_columns for part in step.parts}

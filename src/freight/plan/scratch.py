@@ -237,18 +237,18 @@ def _stream_bytes(
     """What a token of a stream that is several takes, and what those do that are wide at once;
     notes what the step makes."""
     wide = columns[step.x]
-    narrow, said = wide // step.num_streams, 0
+    narrow, mapped = wide // step.num_streams, 0
     if isinstance(step, Collapse):
         columns.setdefault(step.out, narrow)
-        said = step.num_said
+        mapped = step.num_mappings
         if step.shares is not None:
             columns.setdefault(step.shares, step.share_columns)
     elif isinstance(step, Average):
         columns.setdefault(step.out, narrow)
     else:
-        wide, said = 2 * wide, columns[step.shares]
+        wide, mapped = 2 * wide, columns[step.shares]
     together = min(num_tokens, STREAM_TOKENS)
-    return 4 * said, together * 4 * (wide + narrow + said) + 4 * 64
+    return 4 * mapped, together * 4 * (wide + narrow + mapped) + 4 * 64
 
 
 def _attention_bytes(

@@ -37,7 +37,11 @@ def states_s(
     for step in unit.steps:
         if isinstance(step, AttendKept):
             pairs = [_pairs(step, span.kv_len, span.total_len) for span in spans]
-            flops = 4 * step.num_heads * step.width * sum(pairs)
+            flops = 4.0 * step.num_heads * step.width * sum(pairs)
+            if (own_choice := step.choose) is not None:
+                rate = own_choice.compress.rate
+                seen = sum(_up_to(o.total_len, rate) - _up_to(o.kv_len, rate) for o in spans)
+                flops += 2 * own_choice.num_heads * own_choice.width * seen
             seconds += flops / own.attention_flops[own.nearest_dtype(dtype)]
             single = zip(pairs, spans, strict=True)
             read = sum(count for count, span in single if span.num_new == 1)

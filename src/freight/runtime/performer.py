@@ -20,7 +20,7 @@ from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
 from freight.model.frame import Frame
 from freight.model.layers import run_unit, select_rows
-from freight.model.programme import Embed, Programme, Unit
+from freight.model.programme import Embed, Programme, Route, Unit
 from freight.model.routes import Routes
 from freight.plan.operation import Kind, Operation
 from freight.runtime.answers import NewTokens
@@ -376,7 +376,7 @@ class Performer:
         parts = self._left(operation, prepared)
         k, count = prepared.batch.index, sum(rows.shape[0] for _, rows in parts)
         routes = self._routing.begin(k, count) if unit.kind == "router" else None
-        ids = self._ids(operation, prepared) if routes is not None else None
+        ids = self._ids(operation, prepared, unit) if routes is not None else None
         for start, end in _ranges(count, self._policy.chunk_tokens):
             with self._residual.rows(parts, start, end) as x:
                 frame = Frame(
@@ -391,9 +391,11 @@ class Performer:
         if routes is not None:
             self._routing.end(k)
 
-    def _ids(self, operation: Operation, prepared: PreparedBatch) -> torch.Tensor | None:
-        """Of the tokens that a unit works on, where routers go by them."""
-        if self._config.experts is None or not any(self._config.experts.by_token):
+    def _ids(
+        self, operation: Operation, prepared: PreparedBatch, unit: Unit
+    ) -> torch.Tensor | None:
+        """Of the tokens that a router works on, where it goes by them."""
+        if not any(isinstance(step, Route) and step.table is not None for step in unit.steps):
             return None
         ids, places = torch.from_numpy(prepared.token_ids), prepared.batch.picked_indices()
         own = ids[places] if operation.unit >= self._programme.picks_at else ids

@@ -37,7 +37,7 @@ apart. Let off entirely: norms, rotations, logits, activations, embedding rows, 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -45,6 +45,8 @@ from typing import Final
 from freight.entrypoints.bench.work import Work
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
+from freight.model.kept_steps import AttendChosen, AttendKept
+from freight.model.layer_kinds import Recurrence
 from freight.model.programme import Unit
 
 __all__ = ["Ceiling", "ModelCost", "Path", "find_ceiling", "model_cost"]
@@ -134,7 +136,11 @@ def model_cost(config: ModelConfig, *, weight_size: float, element_size: int) ->
         layer_flops=sum(flops) - head,
         head_flops=head,
         attention=_attention(config, units, element_size),
-        state_bytes=config.state_bytes_per_row(element_size),
+        state_bytes=(
+            config.state_bytes_per_row(element_size)
+            if isinstance(config.recurrence, Recurrence)
+            else 0.0
+        ),
         spared_flops=spared,
     )
 
@@ -149,14 +155,28 @@ def _share(config: ModelConfig, unit: Unit) -> float:
 def _attention(
     config: ModelConfig, units: Sequence[Unit], element_size: int
 ) -> tuple[tuple[int | None, float, float], ...]:
-    flops: Counter[int | None] = Counter()
-    sizes: Counter[int | None] = Counter()
+    flops: defaultdict[int | None, float] = defaultdict(float)
+    sizes: defaultdict[int | None, float] = defaultdict(float)
     for unit in units:
         if unit.kind == "attention" and unit.layer is not None:
             window = config.sliding_windows[unit.layer]
             flops[window] += unit.attention_flops(1)
             sizes[window] += config.kept_bytes_per_token_in(unit.layer, element_size)
+        for step in unit.steps:
+            for most, own, numbers in _kept(step):
+                flops[most] += own
+                sizes[most] += numbers * element_size
     return tuple((window, flops[window], sizes[window]) for window in flops)
+
+
+def _kept(step: object) -> Iterator[tuple[int | None, float, float]]:
+    """Of keys that are a row's state, like those: how many are attended at most, FLOPs of a query
+    and a key, and numbers of a key. Compressed keys are left out, of which each layer has few."""
+    if isinstance(step, AttendKept):
+        yield step.window, 4.0 * step.num_heads * step.width, step.width
+    if isinstance(step, AttendChosen):
+        yield step.num_chosen, 4.0 * step.num_heads * step.width, step.width
+        yield None, 2.0 * step.index_heads * step.index_width, step.index_width
 
 
 def find_ceiling(

@@ -47,7 +47,7 @@ class _Clock:
 def run_peer(job: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of one run; ``system`` is "accelerate" or "transformers"."""
     work = Work(**job["work"])
-    config = read_config(Path(job["model"]))
+    config = read_config(Path(job["model"])).for_rows(work.total_tokens)
     started_s = time.perf_counter()
     device = torch.device("cuda", 0) if job["on_cuda"] else torch.device("cpu")
     if job["on_cuda"]:

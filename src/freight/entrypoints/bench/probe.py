@@ -56,9 +56,9 @@ _PIECE_BYTES: Final = 4 * MIB
 def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     """Number format, rates, memory and ceiling. ``budget_bytes`` is that of the process, or None
     for what the machine has."""
-    config = read_config(FilePath(job["model"]))
     notes: list[str] = []
     work = Work(**job["work"])
+    config = read_config(FilePath(job["model"])).for_rows(work.total_tokens)
     # A profile is made here, if one is wanted: it would count in a measured process.
     options = own_options(job, work_s=nominal_s(config, work.workload()), say=notes.append)
     device = find_device(options.device)
@@ -70,9 +70,7 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     options = settle_compute(options, sources, device, dtype, notes.append)
     # What is to be compressed or converted is made here: it would count in a measured process.
     sources = kept_sources(config, sources, options, lambda _: None)
-    workload = work.workload()
-    bounded = config.for_rows(workload.max_total_tokens)
-    plan_run(bounded, sources, dtype, device, options, workload)
+    plan_run(config, sources, dtype, device, options, work.workload())
     budget = job["budget_bytes"] or system_memory_bytes()
     paths, disk_depth = _paths(budget, options, device, sources)
     rows = product_rows(work)

@@ -8,18 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from freight.model.families.hy4 import first_of, stream_tensors
-from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, fixed, is_number, read
+from freight.model.families.streams import stream_tensors
+from freight.model.families.table import (
+    BASE_KEYS,
+    MOST_LAYERS,
+    Family,
+    first_of,
+    fixed,
+    is_number,
+    read,
+)
 
 __all__ = ["DEEPSEEK_V4"]
 
 _DOUBLED: Final = "compressed_sparse_attention"
-_RATES: Final = {_DOUBLED: 4, "heavily_compressed_attention": 128}
-_OLD_RATES: Final = {
-    _DOUBLED: "compress_rate_csa",
-    "heavily_compressed_attention": "compress_rate_hca",
-}
-_OLD_KINDS: Final = {0: "sliding_attention", 4: _DOUBLED, 128: "heavily_compressed_attention"}
+_PLAIN: Final = "heavily_compressed_attention"
+_RATES: Final = {_DOUBLED: 4, _PLAIN: 128}
+_OLD_RATES: Final = {_DOUBLED: "compress_rate_csa", _PLAIN: "compress_rate_hca"}
+_OLD_KINDS: Final = {0: "sliding_attention", 4: _DOUBLED, 128: _PLAIN}
+_ROTATED: Final = 64 / 512
+"""Of a head, where nothing is said."""
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -28,16 +36,14 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(num_layers, int):
         return raw
     num_layers = min(num_layers, MOST_LAYERS)
-    stated = raw.get("compress_rates")
-    rates = {**_RATES, **(stated if isinstance(stated, Mapping) else {})}
-    rates |= {kind: raw[name] for kind, name in _OLD_RATES.items() if name in raw}
-    kinds = _kinds(raw, num_layers)
+    kinds, rates = _kinds(raw, num_layers), _rates(raw)
     limit = raw.get("swiglu_limit", 10.0)
     limits = [limit if not is_number(limit) or limit > 0 else None] * num_layers
     own = {
-        "kept_rates": _numbers(kinds, rates),
+        "kept_rates": [0 if kind == "sliding_attention" else rates.get(kind) for kind in kinds],
         "kept_doubled": [kind == _DOUBLED for kind in kinds],
-        "layer_types": ["compress" if kind in rates else "main" for kind in kinds],
+        "kept_kinds": kinds,
+        "layer_types": ["main" if kind == "sliding_attention" else "compress" for kind in kinds],
         "rope_scaling": None,
         "rope_parameters": _ropes(raw),
         "rotary_width": _rotated(raw),
@@ -64,33 +70,30 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**raw, **own}
 
 
-def _kinds(raw: Mapping[str, Any], num_layers: int) -> list[Any]:
-    """Of layers; older files give the rates instead, and may give those of layers behind the
-    last."""
+def _rates(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """How many tokens a key stands for, by kind of layer."""
+    stated = raw.get("compress_rates")
+    given = stated if isinstance(stated, Mapping) else {}
+    old = {kind: raw[name] for kind, name in _OLD_RATES.items() if name in raw}
+    return {kind: old.get(kind, given.get(kind, rate)) for kind, rate in _RATES.items()}
+
+
+def _kinds(raw: Mapping[str, Any], num_layers: int) -> list[str]:
+    """Of layers, in words; older files give numbers of tokens instead, and may give those of
+    layers behind the last."""
     kinds, given = raw.get("layer_types"), raw.get("compress_ratios")
     if not isinstance(kinds, list) and isinstance(given, list):
-        kinds = [_OLD_KINDS.get(rate, rate) if isinstance(rate, int) else rate for rate in given]
+        kinds = [_OLD_KINDS.get(own, own) if isinstance(own, int) else own for own in given]
     if not isinstance(kinds, list):
-        kinds = [
-            _DOUBLED if i > 1 and i % 2 else "heavily_compressed_attention"
-            for i in range(num_layers)
-        ]
-    return kinds[:num_layers]
+        kinds = [_DOUBLED if i > 1 and i % 2 else _PLAIN for i in range(num_layers)]
+    return [str(kind) for kind in kinds[:num_layers]]
 
 
-def _numbers(kinds: list[Any], rates: Mapping[str, Any]) -> list[int] | None:
-    """How many tokens a key stands for by layer, 0 where there is a window alone."""
-    known = {"sliding_attention": 0, **rates}
-    found = [known.get(kind) if isinstance(kind, str) else None for kind in kinds]
-    is_count = all(isinstance(rate, int) for rate in found)
-    return [rate for rate in found if isinstance(rate, int)] if is_count else None
-
-
-def _ropes(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _ropes(raw: Mapping[str, Any]) -> Any:
     """Layers with compressed keys are stretched; what that multiplies cosines by is left out."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        return {"main": given, "compress": given}
+        return given
     if isinstance(given.get("main"), Mapping) and isinstance(given.get("compress"), Mapping):
         return {name: dict(given[name]) for name in ("main", "compress")}
     stretched = {name: own for name, own in given.items() if name not in ("main", "compress")}
@@ -105,18 +108,25 @@ def _ropes(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rotated(raw: Mapping[str, Any]) -> Any:
-    width, share = raw.get("head_dim", 512), raw.get("partial_rotary_factor")
-    if share is None:
-        return raw.get("qk_rope_head_dim", 64)
+    """Numbers of a head that are rotated: those that are given, or a share."""
+    share = raw.get("partial_rotary_factor")
+    given = raw.get("rope_parameters")
+    if isinstance(given, Mapping) and isinstance(given.get("main"), Mapping):
+        share = given["main"].get("partial_rotary_factor", share)
+    if share is None and "qk_rope_head_dim" in raw:
+        return raw["qk_rope_head_dim"]
+    share, width = _ROTATED if share is None else share, raw.get("head_dim", 512)
     return int(width * share) if is_number(width) and is_number(share) else share
 
 
-def _by_token(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
+def _by_token(raw: Mapping[str, Any], num_layers: int) -> list[Any]:
+    """Whether layers' experts are given by token; what is no such word is told by its own."""
     kinds = raw.get("mlp_layer_types")
     if isinstance(kinds, list):
-        return [kind == "hash_moe" for kind in kinds]
+        known = {"hash_moe": True, "moe": False}
+        return [known.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     count = raw.get("num_hash_layers", 3)
-    return [isinstance(count, int) and i < count for i in range(num_layers)]
+    return [i < count if isinstance(count, int) else count for i in range(num_layers)]
 
 
 _LAYER: Final = "model.layers.{i}"

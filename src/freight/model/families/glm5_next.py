@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from freight.model.families.deepseek import DEEPSEEK_V3
 from freight.model.families.deepseek_sparse import attend_all
-from freight.model.families.hy4 import stream_tensors
 from freight.model.families.kimi import KIMI_LINEAR
+from freight.model.families.streams import stream_tensors
 from freight.model.families.table import MOST_LAYERS, Family, fixed, is_number, read, text_part
 
 __all__ = ["GLM5_NEXT"]

@@ -9,18 +9,19 @@ from typing import Any, Final
 
 from freight.model.families.deepseek import DEEPSEEK_V3
 from freight.model.families.deepseek_sparse import attend_all
+from freight.model.families.streams import stream_tensors
 from freight.model.families.table import (
     MOST_LAYERS,
     Family,
-    OneOf,
     Place,
     Stacked,
+    first_of,
     fixed,
     is_number,
     read,
 )
 
-__all__ = ["HY_V4", "first_of", "stream_tensors"]
+__all__ = ["HY_V4"]
 
 _WIDTHS: Final = {
     "moe_intermediate_size": 768,
@@ -42,21 +43,6 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(num_layers, int) and is_limited:
         raw["expert_limits"] = [limit] * min(num_layers, MOST_LAYERS)
     return attend_all(raw)
-
-
-def stream_tensors(names: Mapping[str, tuple[str, ...]]) -> dict[str, Place]:
-    """What is said of residual streams, by the places that it may have before the layer's
-    ``names``: the parts "attention" and "mlp", and the "head"."""
-    own: dict[str, Place] = {}
-    for part, spelt in names.items():
-        prefix = part if part == "head" else f"layers.{{i}}.{part}"
-        for name, last in {"weight": "fn", "base": "base", "scale": "scale"}.items():
-            own[f"{prefix}.streams.{name}"] = first_of(*(f"{place}{last}" for place in spelt))
-    return own
-
-
-def first_of(first: Place, *others: Place) -> Place:
-    return OneOf(first=first, otherwise=first_of(*others)) if others else first
 
 
 def _gate(prefix: str) -> Place:

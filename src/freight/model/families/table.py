@@ -23,6 +23,7 @@ __all__ = [
     "OneOf",
     "Place",
     "Stacked",
+    "first_of",
     "fixed",
     "inverse",
     "is_number",
@@ -124,6 +125,11 @@ class OneOf:
 
 Place = str | Fused | Stacked | Either | Halves | OneOf
 """Where a logical tensor lies in the checkpoint."""
+
+
+def first_of(first: Place, *others: Place) -> Place:
+    """The first of several places that the checkpoint has."""
+    return OneOf(first=first, otherwise=first_of(*others)) if others else first
 
 
 def _as_it_is(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,26 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from freight.model.families.table import Key
-from freight.model.layer_kinds import Compression, Index
+from freight.model.layer_kinds import CompressedKeys, Index
 from freight.model.raw_config import RawConfig
 
-__all__ = ["compression_problems", "read_compression", "read_index"]
+__all__ = ["kept_problems", "read_index", "read_kept"]
 
 
-def read_compression(
+def read_kept(
     config: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any]
-) -> Compression | None:
+) -> CompressedKeys | None:
     """Where the family says how wide the window of its layers is; ``kept_rates`` lists for each how
-    many tokens one key stands for, ``kept_doubled`` whether twice as many are its sources. What is
-    wrong goes to ``config``."""
+    many tokens one key stands for, ``kept_doubled`` whether twice as many are its sources,
+    ``kept_kinds`` what it is called. What is wrong goes to ``config``."""
     window = config.count(keys["kept_window"])
     if window is None:
         return None
-    rates, doubled = config.raw.get("kept_rates"), config.raw.get("kept_doubled")
-    if not isinstance(rates, list) or not isinstance(doubled, list):
-        config.problems.append(f"compress_rates is {config.raw.get('compress_rates')!r}")
+    rates, doubled, kinds = (
+        config.raw.get(f"kept_{name}") or [] for name in ("rates", "doubled", "kinds")
+    )
+    wrong = [kind for kind, rate in zip(kinds, rates, strict=False) if not _is_rate(rate)]
+    if wrong:
+        stated = ", ".join(f"{kind}: {rates[kinds.index(kind)]!r}" for kind in dict.fromkeys(wrong))
+        config.problems.append(
+            f"layer_types, with numbers of tokens by compress_rates, are {stated}, these must be "
+            "known kinds with counts of 1 or more"
+        )
         return None
-    return Compression(
+    return CompressedKeys(
         layers=(True,) * len(rates),
         rates=tuple(rates),
         doubled=tuple(doubled),
@@ -37,6 +44,10 @@ def read_compression(
         longest=switches["max_positions"] or 0,
         index=read_index(config, keys),
     )
+
+
+def _is_rate(rate: object) -> bool:
+    return isinstance(rate, int) and not isinstance(rate, bool) and rate >= 0
 
 
 def read_index(config: RawConfig, keys: Mapping[str, Key]) -> Index | None:
@@ -52,9 +63,7 @@ def read_index(config: RawConfig, keys: Mapping[str, Key]) -> Index | None:
     )
 
 
-def compression_problems(
-    own: Compression, num_layers: int, num_heads: int, turned: int
-) -> list[str]:
+def kept_problems(own: CompressedKeys, num_layers: int, num_heads: int, turned: int) -> list[str]:
     """What cannot be, where so many numbers of a head are ``turned``."""
     problems = [] if own.index is None else own.index.problems(turned)
     if len(own.rates) != num_layers or len(own.doubled) != num_layers:
@@ -67,6 +76,13 @@ def compression_problems(
         problems.append(f"{num_heads} heads are no {own.groups} groups")
     if any(rate < 0 for rate in own.rates):
         problems.append(f"keys stand for {min(own.rates)} tokens each")
-    if len({rate for rate, _ in zip(own.rates, own.doubled, strict=False) if rate}) > 2:
-        problems.append("keys stand for more than two different numbers of tokens")
+    if own.width < turned:
+        problems.append(f"rotary width {turned} exceeds head width {own.width}")
+    kinds = {pair for pair in zip(own.rates, own.doubled, strict=False) if pair[0]}
+    if len({is_doubled for _, is_doubled in kinds}) < len(kinds):
+        problems.append("keys of one kind stand for different numbers of tokens")
+    if any(
+        is_doubled and not rate for rate, is_doubled in zip(own.rates, own.doubled, strict=False)
+    ):
+        problems.append("keys of two windows stand for no tokens")
     return problems
