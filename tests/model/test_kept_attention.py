@@ -172,8 +172,8 @@ def test_rows_in_any_pieces(data: st.DataObject) -> None:
     rows = [{**row, **shared} for row in rows]
     most = MOST // rate if rate else 0
     beside = -(-most * NARROW // WIDTH) if chooses else 0
-    columns = torch.full((len(rows) + 1, window - 1 + most + beside, WIDTH), 9.0)
-    memory = torch.full((len(rows) + 1, 2, 3, WIDTH + NARROW * chooses), 9.0)
+    columns = torch.full((len(rows) + 1, window - 1 + most + beside, WIDTH), torch.nan)
+    memory = torch.full((len(rows) + 1, 2, 3, WIDTH + NARROW * chooses), torch.nan)
     done, found = [0] * len(rows), [list[torch.Tensor]() for _ in rows]
     while any(at < count for at, count in zip(done, counts, strict=True)):
         pieces = []

@@ -427,11 +427,11 @@ def _read_limits(config: RawConfig, name: str) -> tuple[float | None, ...]:
     limits = config.raw.get(name)
     if not isinstance(limits, list):
         return ()
-    distinct = {repr(limit): limit for limit in limits}
-    given = RawConfig(
-        {f"a limit of {name}": own for name, own in distinct.items()}, config.problems
-    )
-    read = {own: given.number(Key(names=(f"a limit of {own}",))) for own in distinct}
+    read: dict[str, float | None] = {}
+    for limit in limits:
+        if repr(limit) not in read:
+            own = RawConfig({name: limit}, config.problems)
+            read[repr(limit)] = own.number(Key(names=(name,)))
     found = tuple(read[repr(limit)] for limit in limits)
     return found if any(limit is not None for limit in found) else ()
 

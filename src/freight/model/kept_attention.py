@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from freight.model.frame import Frame, LayerStates
-from freight.model.kept_choice import NONE, best_keys, shares_of, together
+from freight.model.kept_choice import NONE, best_keys, clear_new, shares_of, together
 from freight.model.kept_keys import KeptKeys
 from freight.model.kept_steps import AttendKept, ChooseKept
 from freight.model.tiles import KEPT_QUERIES, KEPT_TOKENS
@@ -23,6 +23,7 @@ def attend_kept(step: AttendKept, frame: Frame) -> None:
     q = frame.values[step.q]
     out = frame.new(step.out, q, q.shape[1])
     for states in frame.states:
+        clear_new(states)
         for seat, columns, memory in states.beginnings:
             states.columns[seat].copy_(columns)
             states.memory[seat].copy_(memory)

@@ -8,11 +8,19 @@ from typing import Final
 
 import torch
 
+from freight.model.frame import LayerStates
 from freight.model.tiles import KEPT_BYTES
 
-__all__ = ["NONE", "best_keys", "blocks", "shares_of", "together"]
+__all__ = ["NONE", "best_keys", "blocks", "clear_new", "shares_of", "together"]
 
 NONE: Final = float("-inf")
+
+
+def clear_new(states: LayerStates) -> None:
+    """What new rows find where they will keep keys may be no numbers, which even a share of 0 would
+    pass on."""
+    for seat in states.rows.seats[states.rows.is_new > 0].tolist():
+        states.columns[seat].zero_()
 
 
 def together(count: int, numbers: int) -> Iterator[slice]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from freight.model.frame import Frame, LayerStates
-from freight.model.kept_choice import NONE, best_keys, blocks, shares_of, together
+from freight.model.kept_choice import NONE, best_keys, blocks, clear_new, shares_of, together
 from freight.model.kept_steps import AttendChosen
 from freight.model.tiles import KEPT_QUERIES
 
@@ -20,6 +20,7 @@ def attend_chosen(step: AttendChosen, frame: Frame) -> None:
     q = frame.values[step.q]
     out = frame.new(step.out, q, q.shape[1])
     for states in frame.states:
+        clear_new(states)
         for seat, columns, _ in states.beginnings:
             states.columns[seat].copy_(columns)
         own = _Layer(step, frame, states, out)
@@ -72,7 +73,7 @@ class _Layer:
         self._index[seat, places] = self._new_index[tokens]
 
     def attend_single(self, some: slice) -> None:
-        """Of rows that bring one token each: of their keys only the chosen ones are put together."""
+        """Of rows that bring one token each: only the chosen keys are put together."""
         rows, device, step = self._rows, self._new.device, self._step
         tokens, seats, positions = (own[some] for own in rows.single(device))
         count = 1 + int(rows.lengths[rows.counts == 1][some].max())
