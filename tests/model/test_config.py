@@ -19,6 +19,7 @@ from freight.errors import ModelError
 from freight.model.config import DTYPE_BYTES, parse_config, read_config
 from freight.model.decoder import build_programme, count_parameters, tensor_shapes
 from freight.model.families import FAMILIES
+from freight.model.layer_kinds import CompressedKeys
 from freight.model.programme import Clip
 
 SMALL: dict[str, Any] = {
@@ -408,12 +409,110 @@ GLM_5: dict[str, Any] = {
 }
 
 
-def test_rows_end_where_an_indexer_would_leave_out_keys() -> None:
-    assert parse_config(GLM_5).max_positions == 2048
-    assert parse_config({**GLM_5, "index_topk": None}).max_positions == 2048
-    assert parse_config({**GLM_5, "max_position_embeddings": 1024}).max_positions == 1024
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"indexer_types": ["full", "shared"] * 39},
+        {"index_topk_freq": 2},
+        {"index_topk_pattern": "FS" * 39},
+    ],
+)
+def test_rows_end_where_layers_share_what_an_indexer_would_leave_out(
+    shared: dict[str, Any],
+) -> None:
+    raw = {**GLM_5, **shared}
+    assert parse_config(raw).max_positions == 2048
+    assert parse_config({**raw, "index_topk": None}).max_positions == 2048
+    assert parse_config({**raw, "max_position_embeddings": 1024}).max_positions == 1024
     with pytest.raises(ModelError, match="max_position_embeddings is 'many'"):
+        parse_config({**raw, "index_topk": "many"})
+
+
+def test_rows_that_an_indexer_chooses_of_keep_a_state() -> None:
+    config = parse_config(GLM_5)
+    assert config.max_positions == 202_752
+    assert config.for_rows(2048).recurrence is None
+    assert config.for_rows(2048).num_attention_layers == 78
+    long = config.for_rows(4096)
+    assert long.num_attention_layers == 0 and long.num_recurrent_layers == 78
+    # Of a token a key of 576 numbers, and one of 128 of the indexer.
+    beside = -(-4096 * 128 // 576) * 576
+    assert long.state_bytes_per_row() == 78 * 2 * (4096 * 576 + beside)
+    assert long.complete is long
+    with pytest.raises(ModelError, match="index_topk is 'many'"):
         parse_config({**GLM_5, "index_topk": "many"})
+    with pytest.raises(ModelError, match="heads that choose are 32 wide, 64 are rotated"):
+        parse_config({**GLM_5, "index_head_dim": 32})
+
+
+V4: dict[str, Any] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 64,
+    "vocab_size": 129_280,
+    "compress_ratios": [0, 4, 128, 4, 0],
+}
+
+
+def test_keys_of_deepseek_v4_by_layer() -> None:
+    found = parse_config(V4)
+    own = found.recurrence
+    assert isinstance(own, CompressedKeys)
+    assert (own.rates, own.doubled) == ((0, 4, 128, 4), (False, True, False, True))
+    assert [rope and (rope.theta, rope.rotary_dim) for rope in found.ropes] == [
+        (10_000.0, 64),
+        *[(160_000.0, 64)] * 3,
+    ]
+    assert found.experts is not None and found.experts.by_token == (True, True, True, False)
+    assert found.max_positions == 1_048_576
+    short = found.for_rows(2048).recurrence
+    assert isinstance(short, CompressedKeys) and short.index is None
+    assert short.columns_shape == (127 + 512, 512) and short.matrix_shape == (2, 3, 512)
+    long = found.for_rows(2052).recurrence
+    assert isinstance(long, CompressedKeys) and long.index is not None
+    assert long.columns_shape == (127 + 513 + 129, 512) and long.matrix_shape == (2, 3, 640)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"compress_ratios": [8] * 4}, "are 8: None"),
+        ({"layer_types": [["a"]] * 4}, r"are \['a'\]: None"),
+        ({"layer_types": ["foo"] * 4, "compress_rates": {"foo": 7}}, "are foo: None"),
+        ({"compress_rates": {"compressed_sparse_attention": 0}}, "stand for no tokens"),
+        ({"compress_rates": {"compressed_sparse_attention": "x"}}, "attention: 'x'"),
+        ({"compress_ratios": [4] * 3}, "3 ropes are given for 4 layers"),
+        ({"mlp_layer_types": ["dense"] * 4}, "given by 'dense'"),
+        ({"mlp_layer_types": ["moe"] * 5}, "5 of 4 layers say whether tokens have experts"),
+        ({"num_hash_layers": "x"}, "given by 'x'"),
+        ({"sliding_window": 1}, "a window of 1 tokens"),
+        ({"index_topk": 0}, "64 heads are to choose 0 keys"),
+        ({"index_head_dim": 8}, "heads that choose are 8 wide"),
+        ({"o_groups": 7}, "64 heads are no 7 groups"),
+        ({"q_lora_rank": 0}, "a width of layers that keep keys is below 1"),
+        ({"swiglu_limit": "a"}, "mlp_limits is 'a'"),
+        ({"scoring_func": "x"}, "not by softmax, sigmoid or sqrtsoftplus"),
+        ({"rope_parameters": [1]}, "must be one flat set"),
+        ({"head_dim": 32, "partial_rotary_factor": 2.0}, "rotary width 64 exceeds head width 32"),
+    ],
+)
+def test_senseless_layers_of_deepseek_v4_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**V4, **change})
+
+
+def test_what_of_a_head_deepseek_v4_rotates() -> None:
+    found = [
+        parse_config({**V4, **change}).rotations[0].rotary_dim
+        for change in (
+            {"head_dim": 256},
+            {"head_dim": 256, "qk_rope_head_dim": 64},
+            {"partial_rotary_factor": 0.25},
+            {"rope_parameters": {"main": {"partial_rotary_factor": 0.2}, "compress": {}}},
+        )
+    ]
+    assert found == [32, 64, 128, 102]
 
 
 def test_rows_of_minimax_m3_end_where_blocks_would_be_left_out() -> None:
@@ -1056,7 +1155,7 @@ def test_step_has_the_published_number_of_parameters_and_layers_of_two_kinds() -
         ({"layer_types": ["conv"] * 45}, "layer_types is"),
         ({"rope_theta": [1e4]}, "rope_theta is 'missing'"),
         ({"swiglu_limits": [0.1] * 45}, "a limit of 0.1"),
-        ({"swiglu_limits": ["x"] * 45}, "44 is 'x'"),
+        ({"swiglu_limits": ["x"] * 45}, "limits is 'x'"),
         ({"swiglu_limits_shared": [7.0] * 3}, "3 limits of gates are given for 45"),
     ],
 )

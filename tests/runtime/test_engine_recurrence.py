@@ -359,6 +359,11 @@ UNREAD = re.compile(r"language_model.*\.indexer\.|\.visual\.")
 """Parts of models that see whose layers nobody asks for."""
 
 
+def without_attention(options: dict[str, Any]) -> dict[str, Any]:
+    """On the CPU for a device: where nothing is in pages there is none."""
+    return {name: own for name, own in options.items() if name != "cpu_attention_percent"}
+
+
 def is_kept(buffer: str) -> bool:
     return "bias" in buffer or "tid2eid" in buffer
 
@@ -367,6 +372,9 @@ def is_kept(buffer: str) -> bool:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
+    options = (
+        without_attention(options) if name.startswith("deepseek") or name == "glm 5" else options
+    )
     named = model.named_parameters()
     parameters = sum(own.numel() for name, own in named if not UNREAD.search(name))
     parameters += sum(own.numel() for name, own in model.named_buffers() if is_kept(name))
@@ -704,7 +712,7 @@ def test_a_model_of_states_alone(tmp_path: Path) -> None:
                 logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
             tokens.append(int(logits.argmax()))
         answers.append(tokens[len(prompt) :])
-    for options in (tiny.ON_CPU, tiny.ON_SIM, {"device": "cpu"}):
+    for options in (tiny.ON_CPU, without_attention(tiny.ON_SIM), {"device": "cpu"}):
         with tiny.engine(tmp_path, prompts, FEW, **options) as built:
             assert tiny.run(built, prompts, FEW) == answers
 
@@ -744,3 +752,37 @@ def test_what_rows_do_not_need_is_left_out(name: str, tmp_path: Path) -> None:
     assert kept[0] < kept[1] == kept[2]
     assert short.state_bytes_per_row() < long.state_bytes_per_row()
     assert long.state_bytes_per_row() < config.complete.state_bytes_per_row()
+
+
+@pytest.mark.parametrize("name", ["deepseek v4", "deepseek v3.2"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kv_bits": 4}, "Leave --kv-bits out"),
+        ({"sparse_attention": 0.1}, "Leave --sparse-attention out"),
+        ({**tiny.ON_SIM, "cpu_attention_percent": 50.0}, "Leave --cpu-attention out"),
+    ],
+    ids=["bits", "share", "attention"],
+)
+def test_what_is_no_page_of_keys_is_kept_as_it_is(
+    name: str, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    tiny.make_model(tmp_path, config=CONFIGS[name])
+    with (
+        pytest.raises(InputError, match=said),
+        tiny.engine(tmp_path, PROMPTS, FEW, **options),
+    ):
+        pass
+
+
+def test_a_table_that_names_no_expert_is_refused(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=CONFIGS["deepseek v4"])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.ffn.gate.tid2eid"][7, 1] = 6
+    save_file(tensors, path, metadata={"format": "pt"})
+    with (
+        pytest.raises(ModelError, match="It has 6 among them; there are 6, from 0 on"),
+        tiny.engine(tmp_path, PROMPTS, FEW),
+    ):
+        pass

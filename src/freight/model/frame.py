@@ -55,8 +55,9 @@ class DelegatedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerStates:
-    """What some rows keep in a layer that attends nothing, by their seats: columns of their last
-    tokens [seats, taps - 1, C], and matrices [seats, N, W, U], float32. ``beginnings`` are those
+    """What some rows keep in a layer beside pages of keys, by their seats: columns of their last
+    tokens [seats, taps - 1, C], and matrices [seats, N, W, U], float32; or keys [seats, K, H], and
+    the sums that the next ones are made of [seats, 2, 3, H]. ``beginnings`` are those
     that seats get first: what another row has when its tokens are done."""
 
     rows: RowStates

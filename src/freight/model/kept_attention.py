@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from freight.model.frame import Frame, LayerStates
-from freight.model.kept_choice import NONE, best_keys, clear_new, shares_of, together
+from freight.model.kept_choice import NONE, best_keys, blocks, clear_new, shares_of, together
 from freight.model.kept_keys import KeptKeys
 from freight.model.kept_steps import AttendKept, ChooseKept
 from freight.model.tiles import KEPT_QUERIES, KEPT_TOKENS
@@ -29,7 +29,7 @@ def attend_kept(step: AttendKept, frame: Frame) -> None:
             states.memory[seat].copy_(memory)
         own = _Layer(step, frame, states, q, out)
         counts = states.rows.counts.tolist()
-        for some in together(counts.count(1), own.numbers()):
+        for some in together(counts.count(1), own.numbers(gathers=True)):
             own.attend_single(some)
         for row, count in enumerate(counts):
             for begin in range(0, count if count > 1 else 0, KEPT_TOKENS):
@@ -63,11 +63,11 @@ class _Layer:
                 beside = states.columns[:, end:], states.memory[..., step.width :]
                 self._index = _Index(step.choose, frame, *beside)
 
-    def numbers(self) -> int:
-        """That are made of all keys of a row for a query."""
+    def numbers(self, *, gathers: bool = False) -> int:
+        """That are made of all keys of a row for a query, with these where they are gathered."""
         count, width = self._columns.shape[1:]
         heads = self._step.num_heads + (self._index.num_heads if self._index is not None else 0)
-        return count * (width + heads)
+        return count * (heads + width * gathers)
 
     def attend_single(self, some: slice) -> None:
         """Of rows that bring one token each."""
@@ -108,12 +108,9 @@ class _Layer:
         before, device = min(length, ring), columns.device
         held = torch.arange(length - before, length, device=device) % ring
         recent = torch.cat((columns[held], self._kv[tokens]))
-        for first in range(0, count, KEPT_QUERIES):
-            last = min(first + KEPT_QUERIES, count)
-            low, where = (
-                max(0, before + first - ring),
-                slice(tokens.start + first, tokens.start + last),
-            )
+        for first, last in blocks(count, KEPT_QUERIES, self.numbers()):
+            low = max(0, before + first - ring)
+            where = slice(tokens.start + first, tokens.start + last)
             compressed = (length + last) // rate if rate else 0
             keys = torch.cat((recent[low : before + last], columns[ring : ring + compressed]))
             at = torch.arange(length + first, length + last, device=device)[:, None]

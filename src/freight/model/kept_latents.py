@@ -28,7 +28,8 @@ def attend_chosen(step: AttendChosen, frame: Frame) -> None:
         for row, count in enumerate(rows.counts.tolist()):
             own.append(row, count)
         single = rows.lengths[rows.counts == 1]
-        for some in together(len(single), own.numbers(1 + int(max(single, default=0)))):
+        longest = 1 + int(max(single, default=0))
+        for some in together(len(single), own.numbers(longest, gathers=True)):
             own.attend_single(some)
         for row, count in enumerate(rows.counts.tolist()):
             total = int(rows.lengths[row]) + count
@@ -58,11 +59,11 @@ class _Layer:
         self._index_q = index_q.view(len(index_q), step.index_heads, step.index_width)
         self._weights = frame.values[step.index_weights]
 
-    def numbers(self, count: int) -> int:
-        """That are made of so many keys for a query."""
+    def numbers(self, count: int, *, gathers: bool = False) -> int:
+        """That are made of so many keys for a query, with these where they are gathered."""
         step = self._step
-        attended = min(count, step.num_chosen) * (step.width + step.num_heads)
-        return max(1, attended + count * (step.index_heads + step.index_width + step.num_heads))
+        gathered = min(count, step.num_chosen) * step.width + count * step.index_width
+        return count * (step.num_heads + step.index_heads) + gathered * gathers + 1
 
     def append(self, row: int, count: int) -> None:
         seat, start, length = (

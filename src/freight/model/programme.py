@@ -168,7 +168,8 @@ class Unit:
         return 2 * num_tokens * elements
 
     def state_numbers(self) -> tuple[int, int]:
-        """What it keeps of a row: numbers of the type that is computed with, and of float32."""
+        """What it keeps of a row and changes by each token: numbers of the type that is computed
+        with, and of float32."""
         numbers = [state_numbers(step) for step in self.steps]
         return sum(plain for plain, _ in numbers), sum(wide for _, wide in numbers)
 

@@ -54,13 +54,13 @@ class ModelConfig:
     have a number for a layer both are kept between it and its negative in the MLP there, or the one
     beside its experts; with ``limits_first`` the gate is kept below it, before its function. All
     updates of the stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
-    With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
-    Layers of a ``recurrence`` attend nothing, those of ``other_heads`` have heads of another size.
-    With ``value_norm`` values are divided by their root mean square, head by head; with
-    ``layer_scales`` a number of its own multiplies the stream behind each layer. What is
-    attended is multiplied by ``attention_gates``: "queries" are as many as these, made by their
-    matrix, head by head; "apart" has a matrix of its own make as many, "heads" one for each head;
-    there are "none" else. They count by ``gate_function``, "sigmoid" or "softplus".
+    With a ``latent`` there is one key/value head as wide as what is rotated and the latent. Layers
+    of a ``recurrence`` keep a state of each row instead of pages of keys, those of ``other_heads``
+    have heads of another size. With ``value_norm`` values are divided by their root mean square,
+    head by head; with ``layer_scales`` a number of its own multiplies the stream behind each layer.
+    What is attended is multiplied by ``attention_gates``: "queries" are as many as these, made by
+    their matrix, head by head; "apart" has a matrix of its own make as many, "heads" one for each
+    head; there are "none" else. They count by ``gate_function``, "sigmoid" or "softplus".
     With ``layer_inputs`` each layer adds to the stream what so many numbers of the token make of
     it, which are its own: a table of their own has those of all layers, and to them comes what a
     matrix makes of the embedding. Some layers may attend the keys of others, by ``sharing``.
@@ -395,7 +395,7 @@ class ModelConfig:
         return sum(map(self.keeps_state, range(self.num_layers)))
 
     def state_bytes_per_row(self, bytes_per_element: int = 2) -> int:
-        """What a row keeps in all layers that have states, however long it is."""
+        """What a row keeps in all layers that have states."""
         own = self.recurrence
         each = 0 if own is None else own.state_bytes(bytes_per_element)
         return self.num_recurrent_layers * each

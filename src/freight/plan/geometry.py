@@ -40,6 +40,8 @@ SHAPES_BYTES: Final = 128 << 20
 for bfloat16 products of each, and memory in pieces of many sizes."""
 
 _TIMES_OF_STATES: Final = 10
+_TIMES_OF_KEYS: Final = 3
+"""Where keys are a state at most 1.6 times was measured."""
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -56,7 +58,7 @@ class Geometry:
     ``kv_page_bytes`` those of a page there in each layer that keeps all keys, of one where none are
     kept (see :func:`keeps_kv`); ``windows`` is what those have that do not keep all,
     ``window_page_bytes`` of a page of each of these. ``state_rows`` are the rows on each tier that
-    keep ``state_bytes`` in each of ``state_layers`` that attend nothing, in memory
+    keep ``state_bytes`` in each of ``state_layers`` without pages of keys, in memory
     of its own. ``kv_slot_pages`` are the pages that one micro-batch's offloaded rows may have
     together, ``kv_slot_bytes`` what these or their states take, ``num_tails`` the rows on disk of
     all micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
@@ -287,7 +289,7 @@ def _recurrence_bytes(config: ModelConfig) -> int:
         return 0
     if isinstance(own, CompressedKeys | KeptLatents):
         heads = config.most_query_heads
-        return _TIMES_OF_STATES * max(KEPT_BYTES, 4 * own.most_numbers(heads))
+        return _TIMES_OF_KEYS * max(KEPT_BYTES, 4 * own.most_numbers(heads))
     tokens = STATE_BLOCK * own.mixed_columns * 4
     pairs = STATE_PAIRS**2 * own.num_heads * own.key_width * 4 if own.by_row else 0
     return _TIMES_OF_STATES * max(STATE_BYTES, tokens, own.matrix_bytes, pairs)

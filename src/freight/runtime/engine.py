@@ -64,6 +64,7 @@ from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
 from freight.runtime.scores import Scores, score
 from freight.runtime.summary import describe_forecast, describe_holdings, describe_run
+from freight.runtime.token_tables import check_tables
 from freight.runtime.tokenizer import Tokenizer, open_tokenizer
 from freight.runtime.trace import Trace
 
@@ -155,6 +156,7 @@ def open_model(
     dtype = choose_dtype(options.dtype, device)
     if options.dummy_seed is None:
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
+        check_tables(config, sources)
     else:
         sources = imagined_sources(config, dtype)
     options = settle_compute(options, sources, device, dtype, say)

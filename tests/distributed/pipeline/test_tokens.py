@@ -227,6 +227,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm 5.3": CONFIGS["glm 5.3"],
     # Routers that go by tokens, which another stage looks up.
     "deepseek v4": CONFIGS["deepseek v4, windows"],
+    "deepseek v4, chosen keys": CONFIGS["deepseek v4, chosen keys"],
     # States and keys, and a stage of states alone.
     "qwen3.5 moe": CONFIGS["qwen3.5 moe"],
     "falcon h1": falcon_h1(num_hidden_layers=3),
