@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels.row_states import RowStates
+from freight.model import kept_choice
 from freight.model.frame import Frame, LayerStates
 from freight.model.kept_steps import AttendKept, ChooseKept, Compress, ProjectGroups
 from freight.model.layers import run_unit
@@ -156,12 +157,18 @@ def run(
     return frame.values["out"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_rows_in_any_pieces(data: st.DataObject) -> None:
     """Several rows side by side, each a piece at a time: single tokens, and more than are
     compressed or attend at once."""
     torch.manual_seed(data.draw(st.integers(0, 1 << 30)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_choice, "KEPT_BYTES", data.draw(st.sampled_from([1, 1 << 14, 1 << 22])))
+        run_in_pieces(data)
+
+
+def run_in_pieces(data: st.DataObject) -> None:
     window = data.draw(st.sampled_from([2, 5, 33]))
     rate, doubled = data.draw(st.sampled_from([(0, False), (4, True), (8, False), (1, True)]))
     chooses = doubled and data.draw(st.booleans())

@@ -40,6 +40,7 @@ from freight.errors import InputError, ModelError
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
 from freight.plan.page_sizes import fitting_page_tokens
+from freight.runtime import device
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Prefix, Request, SamplingParams
@@ -364,6 +365,11 @@ def without_attention(options: dict[str, Any]) -> dict[str, Any]:
     return {name: own for name, own in options.items() if name != "cpu_attention_percent"}
 
 
+def without_pages(name: str) -> bool:
+    """Whether what a model of this name keeps of longer rows is a state alone."""
+    return name.startswith("deepseek") or name == "glm 5"
+
+
 def is_kept(buffer: str) -> bool:
     return "bias" in buffer or "tid2eid" in buffer
 
@@ -372,9 +378,7 @@ def is_kept(buffer: str) -> bool:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
-    options = (
-        without_attention(options) if name.startswith("deepseek") or name == "glm 5" else options
-    )
+    options = without_attention(options) if without_pages(name) else options
     named = model.named_parameters()
     parameters = sum(own.numel() for name, own in named if not UNREAD.search(name))
     parameters += sum(own.numel() for name, own in model.named_buffers() if is_kept(name))
@@ -677,23 +681,40 @@ def test_room_for_beginnings_is_taken_where_some_are_shared(tmp_path: Path) -> N
         built.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3.5 moe", "granite 4, dense", "kimi linear"])
-@pytest.mark.parametrize("bits", [4, 8])
+MADE_SMALLER: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"weight_bits": 4}) for name in ("qwen3.5 moe", "granite 4, dense", "kimi linear")),
+    ("kimi linear", {"weight_bits": 8}),
+    ("deepseek v4, chosen keys", {"weight_bits": 8}),
+    # Groups of heads have 24 rows each, which 32 do not divide.
+    ("deepseek v4", {"weight_bits": 4, "group_dim": "output", "group_size": 32}),
+    ("deepseek v4", {"compute": "int8"}),
+    ("deepseek v3.2", {"weight_bits": 4}),
+    ("glm 5.3", {"weight_bits": 4}),
+]
+
+
+@pytest.mark.parametrize(("name", "smaller"), MADE_SMALLER, ids=str)
 def test_compressed_weights_give_the_same_answers_wherever_they_are(
-    name: str, bits: int, tmp_path: Path
+    name: str, smaller: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what says how states change is not compressed."""
+    """And what says how states change, makes one key of several, or chooses keys is not
+    compressed."""
+    monkeypatch.setattr(device, "computes_int8", lambda _: True)
     tiny.make_model(tmp_path, config=CONFIGS[name])
     prompts = tiny.prompts(5, 30)
     found = []
     for options in (tiny.ON_CPU, tiny.ON_SIM, {"device": "cpu"}):
-        options = {**options, "weight_bits": bits, "compressed_dir": tmp_path / "kept"}
+        if options.get("device") == "sim" and "compute" in smaller:
+            continue
+        options = {**options, **smaller, "compressed_dir": tmp_path / "kept"}
+        options = without_attention(options) if without_pages(name) else options
         with tiny.engine(tmp_path, prompts, FEW, **options) as built:
             found.append(tiny.run(built, prompts, FEW))
             compressed = built.plan.layout.compressed
     assert found[1:] == found[:-1]
-    assert any(".recurrence." in own for own in compressed)
-    rates = tuple(f".recurrence.{own}" for own in ("a", "b", "a_down"))
+    assert any(".recurrence." in own or name == "deepseek v3.2" for own in compressed)
+    rates = tuple(f".recurrence.{own}" for own in ("a", "b", "a_down", "sources", "source_gates"))
+    rates += tuple(f".index_{own}" for own in ("q", "k", "weights", "sources", "source_gates"))
     assert not any(own.endswith(rates) for own in compressed)
 
 
