@@ -3,7 +3,8 @@ its tokens in float64 says, of the window and of those that were compressed."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from freight.kernels.row_states import RowStates
 from freight.model import kept_choice
 from freight.model.frame import Frame, LayerStates
 from freight.model.kept_steps import AttendKept, ChooseKept, Compress, ProjectGroups
+from freight.model.layer_kinds import CompressedKeys, Index
 from freight.model.layers import run_unit
 from freight.model.programme import Unit, Weight
 from freight.model.rope import inverse_frequencies
 from freight.model.rope_config import RopeConfig
 from freight.model.workspace import Workspace
+from freight.plan.geometry import TIMES_OF_KEYS
 
 HEADS, WIDTH, MOST = 3, 8, 400
 CHOOSING, NARROW, CHOSEN = 32, 6, 3
@@ -28,6 +32,7 @@ CHOOSING, NARROW, CHOSEN = 32, 6, 3
 ROPE = RopeConfig(kind="default", rotary_dim=4, theta=100.0, pairs=True)
 
 
+SCRATCH = torch.empty(1 << 18, dtype=torch.uint8)
 SHARED = ("sinks", "gain", "bias", "index_gain", "index_bias")
 """Weights, which all rows have."""
 
@@ -148,13 +153,13 @@ def run(
     given_ = {name: [(0, values[name].reshape(1, -1))] for name in named if name in values}
     frame = Frame(
         weights=weights or given_,
-        workspace=Workspace(torch.empty(1 << 22, dtype=torch.uint8)),
+        workspace=Workspace(SCRATCH),
         values={name: own for name, own in values.items() if name not in named},
         states=states,
     )
     with torch.inference_mode():
         run_unit(Unit(name="own", kind="recurrence", layer=0, steps=(step,)), frame)
-    return frame.values["out"]
+    return frame.values["out"].clone()
 
 
 @settings(deadline=None, max_examples=20)
@@ -244,3 +249,56 @@ def test_products_in_groups_of_parts_anywhere(cuts: tuple[int, ...]) -> None:
     out = run(step, {"x": x}, [], {"groups": parts[::-1]})
     each = torch.einsum("tgi,goi->tgo", x.view(5, 3, 3), matrix.view(3, 4, 3))
     torch.testing.assert_close(out, each.reshape(5, 12))
+
+
+def peak_bytes(work: Callable[[], None]) -> int:
+    """The most that torch holds at once for what it makes meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    moved = sorted((own.start_ns(), own.nbytes()) for own in events if own.name() == "[memory]")
+    return max(accumulate(size for _, size in moved), default=0)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(300, 1), (1, 40)], ids=["prompt", "decoding"])
+@pytest.mark.parametrize("least", [1, 1 << 20])
+def test_what_is_made_is_bounded(
+    count: int, rows: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By some times what is gathered at once, or what one query of the longest row takes."""
+    monkeypatch.setattr(kept_choice, "KEPT_BYTES", least)
+    heads, width, narrow, longest = 32, 64, 32, 4000
+    index = Index(num_heads=16, width=narrow, num_chosen=100)
+    own = CompressedKeys(
+        layers=(True,),
+        rates=(4,),
+        doubled=(True,),
+        window=32,
+        width=width,
+        query_rank=1,
+        groups=1,
+        out_rank=1,
+        longest=longest,
+        index=index,
+    )
+    with monkeypatch.context() as patch:
+        for name, size in (("HEADS", heads), ("WIDTH", width), ("MOST", longest)):
+            patch.setitem(globals(), name, size)
+        for name, size in (("CHOOSING", 16), ("NARROW", narrow), ("CHOSEN", 100)):
+            patch.setitem(globals(), name, size)
+        step = make_step(32, 4, True, chooses=True)
+        values = made(step, count * rows)
+    states = LayerStates(
+        rows=RowStates(
+            starts=np.arange(rows) * count,
+            counts=np.full(rows, count),
+            seats=np.arange(rows),
+            is_new=np.zeros(rows, np.int64),
+            lengths=np.full(rows, longest - count),
+        ),
+        columns=torch.randn(rows, *own.columns_shape),
+        memory=torch.zeros(rows, *own.matrix_shape),
+    )
+    values["out"] = torch.empty(count * rows, heads * width)
+    found = peak_bytes(lambda: run(step, values, [states]))
+    assert 0 < found < TIMES_OF_KEYS * max(least, 4 * own.most_numbers(heads))

@@ -33,14 +33,14 @@ from freight.plan.windows import Windows, find_windows
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["SHAPES_BYTES", "Geometry", "measure"]
+__all__ = ["SHAPES_BYTES", "TIMES_OF_KEYS", "Geometry", "measure"]
 
 SHAPES_BYTES: Final = 128 << 20
 """What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
 for bfloat16 products of each, and memory in pieces of many sizes."""
 
 _TIMES_OF_STATES: Final = 10
-_TIMES_OF_KEYS: Final = 3
+TIMES_OF_KEYS: Final = 3
 """Where keys are a state at most 1.6 times was measured."""
 
 _LOGPROB_BYTES: Final = 256
@@ -289,7 +289,7 @@ def _recurrence_bytes(config: ModelConfig) -> int:
         return 0
     if isinstance(own, CompressedKeys | KeptLatents):
         heads = config.most_query_heads
-        return _TIMES_OF_KEYS * max(KEPT_BYTES, 4 * own.most_numbers(heads))
+        return TIMES_OF_KEYS * max(KEPT_BYTES, 4 * own.most_numbers(heads))
     tokens = STATE_BLOCK * own.mixed_columns * 4
     pairs = STATE_PAIRS**2 * own.num_heads * own.key_width * 4 if own.by_row else 0
     return _TIMES_OF_STATES * max(STATE_BYTES, tokens, own.matrix_bytes, pairs)
