@@ -179,6 +179,24 @@ def run_in_pieces(data: st.DataObject) -> None:
     chooses = doubled and data.draw(st.booleans())
     step = make_step(window, rate, doubled, chooses)
     counts = data.draw(st.lists(st.sampled_from([1, 7, 33, 300]), min_size=1, max_size=3))
+    sizes = st.sampled_from([1, 1, 2, 5, 31, 300])
+    hold_against_float64(step, counts, lambda: data.draw(sizes))
+
+
+@pytest.mark.parametrize(("rate", "doubled"), [(4, True), (8, False)])
+def test_rows_of_many_lengths_a_token_at_a_time(rate: int, doubled: bool) -> None:
+    """Where the longest has complete keys others are still made."""
+    torch.manual_seed(2)
+    hold_against_float64(make_step(5, rate, doubled), [9, 14, 23, 40], lambda: 1, at_once=True)
+
+
+def hold_against_float64(
+    step: AttendKept, counts: list[int], size_of: Callable[[], int], *, at_once: bool = False
+) -> None:
+    """Rows of so many tokens, each in pieces of some size; ``at_once`` longer ones begin first, so
+    that all end together."""
+    window, chooses = step.window, step.choose is not None
+    rate = 0 if step.compress is None else step.compress.rate
     rows = [made(step, count) for count in counts]
     shared = {name: rows[0][name] for name in SHARED if name in rows[0]}
     rows = [{**row, **shared} for row in rows]
@@ -189,10 +207,11 @@ def run_in_pieces(data: st.DataObject) -> None:
     done, found = [0] * len(rows), [list[torch.Tensor]() for _ in rows]
     while any(at < count for at, count in zip(done, counts, strict=True)):
         pieces = []
+        left = [*zip(counts, done, strict=True)]
         for row, count in enumerate(counts):
             if done[row] < count:
-                size = data.draw(st.sampled_from([1, 1, 2, 5, 31, 300]))
-                pieces.append((row, min(size, count - done[row])))
+                if not at_once or count - done[row] == max(own - at for own, at in left):
+                    pieces.append((row, min(size_of(), count - done[row])))
         sizes = np.array([size for _, size in pieces])
         states = RowStates(
             starts=np.cumsum(sizes) - sizes,

@@ -25,6 +25,7 @@ from freight.model.layers import run_unit
 from freight.model.programme import Unit, Weight
 from freight.model.stream_steps import Average, Collapse, Expand, Spread
 from freight.model.workspace import Workspace
+from freight.plan.scratch import _unit_bytes
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 
@@ -183,3 +184,27 @@ def test_a_limit_of_nothing_is_none() -> None:
     }
     found = {limit: own.limits for limit, own in limits.items() if own is not None}
     assert found == {0: (), -1.0: (), 10.0: (10.0,) * 3}
+
+
+@pytest.mark.parametrize("num_tokens", [1, 70, 300])
+@pytest.mark.parametrize("kind", ["collapse", "expand", "average"])
+def test_scratch_is_what_is_planned(kind: str, num_tokens: int) -> None:
+    width, count = 64, 4
+    module = randomised(HYV4HyperConnection(HYV4Config(hidden_size=width, hc_mult=count)))
+    steps: dict[str, Any] = {
+        "collapse": collapse(module, "shares", floor=1e-6),
+        "expand": Expand(x="streams", y="x", shares="shares", num_streams=count, mixed=False),
+        "average": Average(x="streams", out="x", num_streams=count),
+    }
+    carried = {"x": width, "streams": count * width, "shares": count}
+    values = {name: torch.randn(num_tokens, size) for name, size in carried.items()}
+    owned = {n.removeprefix("hc_"): p.detach() for n, p in module.named_parameters()}
+    scratch = Workspace(torch.empty(64 << 20, dtype=torch.uint8))
+    unit = Unit(name="block", kind="mlp", layer=0, steps=(steps[kind],))
+    given_ = {name: [(0, own.reshape(1, -1))] for name, own in owned.items()}
+    run_unit(unit, Frame(weights=given_, workspace=scratch, values=values))
+    held = _unit_bytes(unit, 0, carried, 4, lambda _: 0, ())
+    told = _unit_bytes(unit, num_tokens, carried, 4, lambda _: 0, ())
+    values_bytes = 4 * num_tokens * (sum(carried.values()) + width)
+    assert held < 1024 and 0 < scratch.peak_bytes <= told - values_bytes
+    assert told - values_bytes < 2 * scratch.peak_bytes + 1024
