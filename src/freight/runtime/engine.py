@@ -25,6 +25,7 @@ from freight.model.compression import describe_fit
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme, tensor_shapes
 from freight.model.dummy import write_dummy_checkpoint
+from freight.model.layer_kinds import Recurrence
 from freight.model.number_format import find_compressed
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
@@ -171,7 +172,7 @@ def open_model(
         torch_dtype(dtype),
         weights=kept,
         kv_format=config.kv_format,
-        keeps_states=config.recurrence is not None,
+        keeps_states=isinstance(config.recurrence, Recurrence),
         cpu_computes=device.kind != "cuda",
     )
     programme = build_programme(config)
