@@ -4,6 +4,7 @@ its tokens in float64 says, of the window and of those that were compressed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -190,17 +191,25 @@ def test_rows_of_many_lengths_a_token_at_a_time(rate: int, doubled: bool) -> Non
     hold_against_float64(make_step(5, rate, doubled), [9, 14, 23, 40], lambda: 1, at_once=True)
 
 
+def test_rows_that_complete_no_key() -> None:
+    torch.manual_seed(2)
+    step = make_step(5, 128, False)
+    compress = replace(step.compress, most_keys=0) if step.compress else None
+    step = replace(step, compress=compress)
+    hold_against_float64(step, [9, 14], lambda: 1)
+    hold_against_float64(step, [9, 14], lambda: 6)
+
+
 def hold_against_float64(
     step: AttendKept, counts: list[int], size_of: Callable[[], int], *, at_once: bool = False
 ) -> None:
     """Rows of so many tokens, each in pieces of some size; ``at_once`` longer ones begin first, so
     that all end together."""
     window, chooses = step.window, step.choose is not None
-    rate = 0 if step.compress is None else step.compress.rate
     rows = [made(step, count) for count in counts]
     shared = {name: rows[0][name] for name in SHARED if name in rows[0]}
     rows = [{**row, **shared} for row in rows]
-    most = MOST // rate if rate else 0
+    most = 0 if step.compress is None else step.compress.most_keys
     beside = -(-most * NARROW // WIDTH) if chooses else 0
     columns = torch.full((len(rows) + 1, window - 1 + most + beside, WIDTH), torch.nan)
     memory = torch.full((len(rows) + 1, 2, 3, WIDTH + NARROW * chooses), torch.nan)

@@ -161,6 +161,9 @@ HY4: dict[str, Any] = {
         ({"count": 0}, "0 residual streams"),
         ({"floor": 0.0}, "no numbers above 0"),
         ({"magnitude": float("nan")}, "no numbers above 0"),
+        ({"floor": 1e308}, "no numbers above 0"),
+        ({"rounds": 10**9}, "mixed in 1000000000 rounds"),
+        ({"mlp_limits": (1e308,) * 3}, "a limit of 1e+308"),
     ],
 )
 def test_what_they_cannot_be_combined_with(changes: dict[str, Any], words: str) -> None:

@@ -308,6 +308,12 @@ CONFIGS |= {
     "deepseek v4, chosen keys": deepseek_v4(
         layer_types=["compressed_sparse_attention"] * 4, index_topk=3, index_n_heads=32
     ),
+    # Rows complete none of the keys of one layer, and of another one key alone.
+    "deepseek v4, few keys": deepseek_v4(
+        compress_rates={"compressed_sparse_attention": 40, "heavily_compressed_attention": 128},
+        index_topk=2,
+        index_n_heads=32,
+    ),
     "deepseek v4, windows": deepseek_v4(
         layer_types=["sliding_attention"] * 3,
         num_hidden_layers=3,

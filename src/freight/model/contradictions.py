@@ -13,6 +13,9 @@ from freight.model.switches import ModelConfig
 
 __all__ = ["contradictions"]
 
+_LARGE: Final = 1e30
+"""Numbers beyond are none that a model was trained with."""
+_MOST_ROUNDS: Final = 1000
 _LEAST_LIMIT: Final = 0.3
 """Functions before gates make nothing below its negative."""
 _COUNTS: Final = (
@@ -178,7 +181,7 @@ def _limit_problems(config: ModelConfig) -> list[str]:
     problems += [
         f"gates have a limit of {limit}, it must be {_LEAST_LIMIT} or more, or before a function 0"
         for limit in sorted(small)
-        if not limit >= (0 if config.limits_first else _LEAST_LIMIT)
+        if not _LARGE > limit >= (0 if config.limits_first else _LEAST_LIMIT)
     ]
     if any(given) and (config.gate_limit is not None or not config.gated_mlp):
         problems.append("gates have limits by layer, and one for all or no gates")
@@ -191,9 +194,9 @@ def _stream_problems(config: ModelConfig) -> list[str]:
     if own is None:
         return []
     problems = []
-    if own.count < 1 or own.rounds < 0:
+    if own.count < 1 or not 0 <= own.rounds <= _MOST_ROUNDS:
         problems.append(f"there are {own.count} residual streams, mixed in {own.rounds} rounds")
-    if not (own.floor > 0 and own.magnitude > 0 and own.least_share >= 0):
+    if not (0 < own.floor <= 1 and 0 < own.magnitude < _LARGE and 0 <= own.least_share <= 1):
         problems.append("residual streams have weights and shares that are no numbers above 0")
     experts = config.experts
     others = (

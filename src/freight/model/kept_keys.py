@@ -51,12 +51,13 @@ class KeptKeys:
         now = _merged(now, each[..., -self._width :])
         firsts = positions // rate * rate
         done = ((positions + 1) % rate == 0)[:, None]
-        # A key that is not complete yet lies where it will, and is not looked at.
-        number = firsts // rate
-        known = number < self.keys.shape[1]
-        number = torch.where(known, number, 0)
-        made = torch.where(known[:, None], self._made(now, firsts), self.keys[seats, number])
-        self.keys[seats, number] = made
+        if self.keys.shape[1]:  # or no row is so long that a key is complete
+            # One that is not complete yet lies where it will, and is not looked at.
+            number = firsts // rate
+            known = number < self.keys.shape[1]
+            number = torch.where(known, number, 0)
+            made = torch.where(known[:, None], self._made(now, firsts), self.keys[seats, number])
+            self.keys[seats, number] = made
         now, then = (
             torch.where(done[..., None], then, now),
             torch.where(done[..., None], _nothing(then), then),
