@@ -415,6 +415,7 @@ GLM_5: dict[str, Any] = {
         {"indexer_types": ["full", "shared"] * 39},
         {"index_topk_freq": 2},
         {"index_topk_pattern": "FS" * 39},
+        {"index_topk_pattern": ["F", "S"] * 39},
     ],
 )
 def test_rows_end_where_layers_share_what_an_indexer_would_leave_out(

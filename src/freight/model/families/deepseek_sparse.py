@@ -1,7 +1,7 @@
 """DeepSeek-V3.2 and GLM-5: V3, in which an indexer chooses so many keys for each query.
 
-Rows of no more tokens than that attend all their keys, whatever it says: so long may rows be, and
-its tensors are not read."""
+Rows of no more tokens than that attend all their keys, whatever it says, and its tensors are not
+read. Where it does something else than choose keys for each layer no rows may be longer."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WIDE: Final = {
 def _choose(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Rows of any length, unless layers take what others have chosen."""
     kinds, pattern = raw.get("indexer_types"), raw.get("index_topk_pattern")
-    are_shared = (
-        "shared" in kinds if isinstance(kinds, list) else raw.get("index_topk_freq", 1) != 1
-    )
-    if are_shared or "S" in (pattern or ""):
+    are_shared = raw.get("index_topk_freq", 1) != 1 or (pattern is not None and "S" in str(pattern))
+    if isinstance(kinds, list):
+        are_shared = "shared" in kinds
+    if are_shared:
         return {**attend_all(raw), "index_topk": None}
     stated = {name: value for name, value in raw.items() if value is not None}
     own = {"index_topk": 2048, "max_position_embeddings": 163_840, "q_lora_rank": 1536}
