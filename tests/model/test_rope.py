@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from freight.errors import ModelError
 from freight.model.config import parse_config
 from freight.model.rope import inverse_frequencies
-from freight.model.rope_config import depends_on_length
+from freight.model.rope_config import RopeConfig, RopeKind, depends_on_length
 
 MAX_POSITIONS = 128
 SIZES: dict[str, Any] = {
@@ -90,3 +93,44 @@ def test_length_matters_exactly_where_it_is_said_to(kind: dict[str, Any]) -> Non
     short, _ = inverse_frequencies(config.ropes[0], 8, config.max_positions)
     long, _ = inverse_frequencies(config.ropes[0], 4096, config.max_positions)
     assert depends_on_length(config.ropes[0]) == (not torch.equal(short, long))
+
+
+NUMBERS = ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+NUMBERS_TOO = ("attention_factor", "mscale", "mscale_all_dim")
+ODD = st.sampled_from([0.0, 1e-30, 0.5, 1.0, 1e9, 1e300, float("inf"), float("nan"), -1.0])
+
+
+@given(
+    kind=st.sampled_from(get_args(RopeKind)),
+    changes=st.dictionaries(st.sampled_from([*NUMBERS, *NUMBERS_TOO]), ODD | st.floats()),
+    length=st.integers(-1, 64) | st.just(10**30),
+    stretch=st.none() | ODD,
+)
+@example(kind="yarn", changes={"factor": 0.0}, length=32, stretch=None)
+@example(kind="yarn", changes={"theta": 1.0}, length=32, stretch=None)
+@example(kind="longrope", changes={}, length=1, stretch=None)
+@example(kind="longrope", changes={}, length=32, stretch=0.0)
+@example(kind="dynamic", changes={"factor": 1e9}, length=32, stretch=None)
+@settings(max_examples=200, deadline=None)
+def test_any_numbers_are_refused_or_turn_heads(
+    kind: RopeKind, changes: dict[str, float], length: int, stretch: float | None
+) -> None:
+    own = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    waves = (1.0, 1.0 if stretch is None else stretch, 2.0, 3.0) if kind == "longrope" else ()
+    fields: dict[str, Any] = {**own, **changes, "short_factor": waves, "long_factor": waves}
+    try:
+        rope = RopeConfig(rotary_dim=8, kind=kind, original_max_positions=length, **fields)
+    except ModelError:
+        return
+    for seq_len in (1, 1000):
+        frequencies, scaling = inverse_frequencies(rope, seq_len, MAX_POSITIONS)
+        assert torch.isfinite(frequencies).all()
+        assert 0 < scaling < float("inf")
+
+
+@pytest.mark.parametrize("share", [1e300, -1.0, 1e7, float("nan")])
+def test_what_no_latents_were_scaled_by_is_refused(share: float) -> None:
+    rope = {**YARN, "mscale": 1.0, "mscale_all_dim": share}
+    latents = {"architectures": ["DeepseekV3ForCausalLM"], "rope_scaling": rope}
+    with pytest.raises(ModelError, match="mscale_all_dim"):
+        parse_config({**SIZES, **latents})

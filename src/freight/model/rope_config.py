@@ -21,6 +21,13 @@ RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3",
 
 _NUMBERS: Final = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
 _NUMBERS_TOO: Final = ("attention_factor", "mscale", "mscale_all_dim")
+_FACTORS: Final = ("short_factor", "long_factor")
+
+_MOST_TIMES: Final = 1e6
+"""What a wave is stretched by, or a score scaled, at the most: past it frequencies overflow."""
+
+_LARGEST_BASE: Final = 1e15
+_LONGEST: Final = 2**40
 
 _OTHER_NAMES: Final = {"su": "longrope", "mrope": "default"}
 """Three directions of positions are the same in text."""
@@ -82,8 +89,9 @@ def _contradictions(rope: RopeConfig) -> list[str]:
             f"{rope.rotary_dim} elements of a head would be rotated, it must be an even number "
             "above zero"
         )
-    if not rope.theta > 0:
-        problems.append(f"theta is {rope.theta}, it must be more than 0")
+    if not 1 <= rope.theta <= _LARGEST_BASE or (rope.kind == "yarn" and rope.theta == 1):
+        least = "more than 1" if rope.kind == "yarn" else "at least 1"
+        problems.append(f"theta is {rope.theta}, it must be {least}, at most {_LARGEST_BASE:g}")
     if rope.kind == "proportional" and (not 0 < rope.share <= 1 or rope.factor == 0):
         problems.append(
             f"a share of {rope.share} of the frequencies, over {rope.factor}, would turn"
@@ -93,12 +101,18 @@ def _contradictions(rope: RopeConfig) -> list[str]:
     missing = [name for name in _REQUIRED.get(rope.kind, ()) if not getattr(rope, name)]
     problems += [f"{name} is missing or zero" for name in missing]
     problems += [
-        f"{name} is {getattr(rope, name)}, it must be more than 0"
-        for name in (*_NUMBERS, "original_max_positions")
-        if getattr(rope, name) is not None and getattr(rope, name) < 0
+        f"{name} is {value}, it must be from {1 / _MOST_TIMES:g} to {_MOST_TIMES:g}"
+        for name, value in _given(rope)
+        if value and not 1 / _MOST_TIMES <= value <= _MOST_TIMES
     ]
-    if rope.kind in ("yarn", "longrope", "llama3") and not rope.original_max_positions:
-        problems.append("original_max_position_embeddings is missing")
+    if rope.kind == "yarn" and rope.factor == 0:
+        problems.append("factor is 0")
+    if rope.attention_factor == 0:
+        problems.append("attention_factor is 0")
+    if rope.kind == "longrope" and 0 in (*rope.short_factor, *rope.long_factor):
+        problems.append("short_factor or long_factor has a 0")
+    if rope.kind in ("yarn", "longrope", "llama3"):
+        problems += _length_problems(rope.original_max_positions)
     if rope.kind == "llama3" and None in (rope.low_freq_factor, rope.high_freq_factor):
         problems.append("low_freq_factor or high_freq_factor is missing")
     if rope.kind == "longrope":
@@ -108,6 +122,22 @@ def _contradictions(rope: RopeConfig) -> list[str]:
             if len(getattr(rope, name)) != rope.rotary_dim // 2
         ]
     return problems
+
+
+def _given(rope: RopeConfig) -> list[tuple[str, float]]:
+    """Each number that stretches or scales, by its name."""
+    single = [(name, getattr(rope, name)) for name in (*_NUMBERS, *_NUMBERS_TOO)]
+    by_wave = [(name, value) for name in _FACTORS for value in getattr(rope, name)]
+    return [(name, value) for name, value in (*single, *by_wave) if value is not None]
+
+
+def _length_problems(length: int | None) -> list[str]:
+    """Of the pre-training's: its logarithm divides."""
+    if not length:
+        return ["original_max_position_embeddings is missing"]
+    if not 1 < length <= _LONGEST:
+        return [f"original_max_position_embeddings is {length}, it must be from 2 to {_LONGEST}"]
+    return []
 
 
 def depends_on_length(rope: RopeConfig) -> bool:

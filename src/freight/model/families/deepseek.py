@@ -13,6 +13,8 @@ from freight.model.families.table import Either, Family, OneOf, fixed, is_number
 
 __all__ = ["AXK1", "DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE", "YOUTU", "spell_out_latents"]
 
+_MOST_STRETCH: Final = 1e9
+
 
 def _scalar(raw: Mapping[str, Any], width: int) -> float:
     """Scores are divided by its root: that of a query's width, less what longer contexts add."""
@@ -23,7 +25,9 @@ def _scalar(raw: Mapping[str, Any], width: int) -> float:
     share, factor = rope.get("mscale_all_dim"), rope.get("factor")
     if kind == "default" or not share or not is_number(share) or not is_number(factor):
         return float(width)
-    return float(width / (0.1 * share * math.log(max(factor, 1.0)) + 1.0) ** 4)
+    stretch = 0.1 * share * math.log(max(factor, 1.0)) + 1.0
+    # What no model was trained with, the rotary embedding refuses by its name.
+    return float(width / stretch**4) if 1 <= stretch < _MOST_STRETCH else float(width)
 
 
 def spell_out_latents(raw: Mapping[str, Any]) -> Mapping[str, Any]:
