@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from freight.errors import BudgetError, InputError
@@ -122,6 +123,38 @@ def test_tensors_have_the_dims_of_those_who_published_them(kind: str, tmp_path: 
     write_dummy_checkpoint(parse_config({**RECURRENT, "model_type": kind}), tmp_path, seed=4)
     _, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not told["missing_keys"] and not told["mismatched_keys"]
+
+
+V4: dict[str, Any] = {
+    **{key: value for key, value in RAW.items() if key not in ("architectures", "model_type")},
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 3,
+    "compress_ratios": [0, 4, 128],
+    "head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "q_lora_rank": 12,
+    "o_groups": 2,
+    "o_lora_rank": 4,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "num_hash_layers": 1,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+
+
+def test_what_else_has_more_dims_is_written_with_them(tmp_path: Path) -> None:
+    """Maps of residual streams, biases by place, and tables of experts, of which all are there."""
+    (tmp_path / "config.json").write_text(json.dumps(V4))
+    path = write_dummy_checkpoint(parse_config(V4), tmp_path, seed=4)
+    _, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not told["missing_keys"] and not told["mismatched_keys"]
+    table = load_file(path)["model.layers.0.ffn.gate.tid2eid"]
+    assert table.shape == (40, 3)
+    assert sorted(set(table.flatten().tolist())) == [0, 1, 2, 3, 4, 5]
 
 
 def test_turned_matrices_are_written_as_they_are_published(tmp_path: Path) -> None:

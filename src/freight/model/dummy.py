@@ -45,8 +45,8 @@ _BITS: Final = {2: torch.int16, 4: torch.int32}
 _Bits = npt.NDArray[np.signedinteger[Any]]
 _WRITE_BYTES: Final = 8 * MIB
 _FLUSH_BYTES: Final = 256 * MIB
-_MANY: Final = 1 << 20
-"""What numbers become whole ones by, of which any remainder is as likely as another."""
+_LAST_BITS: Final = 255
+"""Of a bfloat16, as likely one number as another, and all of them numbers that it can be."""
 
 
 def dummy_rows(
@@ -75,7 +75,7 @@ def dummy_rows(
         _cut(pool, place, flat[first : first + num_rows * width])
         row += num_rows
     if name.endswith(".table"):
-        out.abs_().mul_(_MANY).trunc_()
+        out.copy_(out.to(torch.bfloat16).view(torch.int16).bitwise_and_(_LAST_BITS))
 
 
 def _cut(pool: _Bits, place: int, out: _Bits) -> None:
@@ -119,7 +119,8 @@ def write_dummy_checkpoint(
     try:
         with partial.open("wb", buffering=0) as file:
             _write_all(file, memoryview(header))
-            _write_tensors(file, layout, seed, getattr(torch, dtype))
+            num_experts = 0 if config.experts is None else config.experts.num_experts
+            _write_tensors(file, layout, seed, getattr(torch, dtype), num_experts)
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -187,9 +188,14 @@ def _check_room(directory: Path, num_bytes: int) -> None:
         raise BudgetError(asked, f"{format_bytes(free)} is free.", "Free some disk space.")
 
 
-def _write_tensors(file: BinaryIO, layout: _Layout, seed: int, dtype: torch.dtype) -> None:
+def _write_tensors(
+    file: BinaryIO, layout: _Layout, seed: int, dtype: torch.dtype, num_experts: int
+) -> None:
     unflushed = 0
-    for rows in _batches(layout, seed, dtype):
+    for name, rows in _batches(layout, seed, dtype):
+        if name.endswith(".table"):
+            # Whoever else reads the file takes no remainders.
+            rows.remainder_(num_experts)
         data = memoryview(rows.view(-1).view(torch.uint8).numpy().data)
         _write_all(file, data)
         unflushed += len(data)
@@ -199,8 +205,9 @@ def _write_tensors(file: BinaryIO, layout: _Layout, seed: int, dtype: torch.dtyp
     _flush(file)
 
 
-def _batches(layout: _Layout, seed: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """All rows in file order, some at a time; one memory serves all, so use each at once."""
+def _batches(layout: _Layout, seed: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and numbers of all rows in file order, some at a time; one memory serves all numbers,
+    so use each at once."""
     widest = max(math.prod(shape[1:]) for parts in layout.values() for _, shape in parts)
     buffer = torch.empty(max(_WRITE_BYTES // dtype.itemsize, widest), dtype=dtype)
     for parts in layout.values():
@@ -211,7 +218,7 @@ def _batches(layout: _Layout, seed: int, dtype: torch.dtype) -> Iterator[torch.T
                 num_rows = min(most, shape[0] - start)
                 rows = buffer[: num_rows * width].view(num_rows, *shape[1:])
                 dummy_rows(name, start, seed, rows)
-                yield rows
+                yield name, rows
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

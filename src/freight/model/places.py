@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from freight.model.families import Either, Fused, Halves, OneOf, Place, Stacked
-from freight.model.layer_kinds import Recurrence
+from freight.model.layer_kinds import CompressedKeys, Recurrence
 from freight.model.switches import ModelConfig
 
 __all__ = ["Located", "locate", "spellings"]
@@ -113,15 +113,11 @@ def _locate(
             halves=(place.rest.format(i=layer), (heads * config.latent.value_width, rank)),
         )
     if not isinstance(place, Fused):
-        published = ()
-        if _CONVOLUTIONS.fullmatch(own.rest) and isinstance(config.recurrence, Recurrence):
-            taps = config.recurrence.taps
-            published = (rows // taps, 1, taps)
         return Located(
             tensor=place.format(i=layer, e=expert),
             first_row=0,
             shape=shapes[own.name],
-            published=published,
+            published=() if columns else _published(config, own, rows),
         )
     named = {part: shapes.get(own.prefix + part, (0,))[0] for part in place.of}
     parts = [*named.values()]
@@ -133,6 +129,21 @@ def _locate(
         turned=place.turned,
         published=shape[::-1] if place.turned else (),
     )
+
+
+def _published(config: ModelConfig, own: _Name, count: int) -> tuple[int, ...]:
+    """Of so many numbers that are kept as one row, where those who made them have more dims."""
+    kept = config.recurrence
+    if _CONVOLUTIONS.fullmatch(own.rest) and isinstance(kept, Recurrence):
+        return count // kept.taps, 1, kept.taps
+    each = 0
+    if own.name.endswith("streams.weight") and config.streams is not None:
+        each = config.streams.count * config.hidden_size
+    if own.rest == "router.table" and config.experts is not None:
+        each = config.experts.per_token
+    if own.rest.endswith("source_bias") and isinstance(kept, CompressedKeys):
+        each = count // kept.rates[int(own.layer)]
+    return (count // each, each) if each else ()
 
 
 def _choose(place: Place, config: ModelConfig) -> str | Fused | Stacked | Halves:

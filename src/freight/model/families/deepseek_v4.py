@@ -136,9 +136,9 @@ _COMPRESSOR: Final = f"{_ATTENTION}.compressor"
 _INDEXER: Final = f"{_ATTENTION}.indexer"
 
 _TENSORS: Final = {
-    "embedding": first_of("model.embed.weight", "model.embed_tokens.weight"),
+    "embedding": first_of("model.embed_tokens.weight", "model.embed.weight"),
     "head.norm": "model.norm.weight",
-    "head.weight": first_of("head.weight", "lm_head.weight"),
+    "head.weight": first_of("lm_head.weight", "head.weight"),
     # Of what transformers saves norms of two kinds have one name.
     f"{_OWN}.kv_norm": first_of(f"{_ATTENTION}.kv_norm.weight", f"{_ATTENTION}.norm.weight"),
     f"{_OWN}.q_down": f"{_ATTENTION}.wq_a.weight",
@@ -172,7 +172,7 @@ _TENSORS: Final = {
         {
             "attention": (f"{_LAYER}.hc_attn_",),
             "mlp": (f"{_LAYER}.hc_ffn_",),
-            "head": ("model.hc_head_", "model.hc_head.hc_"),
+            "head": ("model.hc_head.hc_", "model.hc_head_"),
         }
     ),
 }
