@@ -21,6 +21,7 @@ RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3",
 
 _NUMBERS: Final = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
 _NUMBERS_TOO: Final = ("attention_factor", "mscale", "mscale_all_dim")
+_UNSET_BY_0: Final = ("mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 _FACTORS: Final = ("short_factor", "long_factor")
 
 _MOST_TIMES: Final = 1e6
@@ -92,10 +93,8 @@ def _contradictions(rope: RopeConfig) -> list[str]:
     if not 1 <= rope.theta <= _LARGEST_BASE or (rope.kind == "yarn" and rope.theta == 1):
         least = "more than 1" if rope.kind == "yarn" else "at least 1"
         problems.append(f"theta is {rope.theta}, it must be {least}, at most {_LARGEST_BASE:g}")
-    if rope.kind == "proportional" and (not 0 < rope.share <= 1 or rope.factor == 0):
-        problems.append(
-            f"a share of {rope.share} of the frequencies, over {rope.factor}, would turn"
-        )
+    if rope.kind == "proportional" and not 0 < rope.share <= 1:
+        problems.append(f"a share of {rope.share} of the frequencies would turn")
     if rope.kind == "dynamic" and rope.rotary_dim == 2:
         problems.append("dynamic scaling needs more than two rotated elements")
     missing = [name for name in _REQUIRED.get(rope.kind, ()) if not getattr(rope, name)]
@@ -103,14 +102,8 @@ def _contradictions(rope: RopeConfig) -> list[str]:
     problems += [
         f"{name} is {value}, it must be from {1 / _MOST_TIMES:g} to {_MOST_TIMES:g}"
         for name, value in _given(rope)
-        if value and not 1 / _MOST_TIMES <= value <= _MOST_TIMES
+        if not 1 / _MOST_TIMES <= value <= _MOST_TIMES and not (value == 0 and name in _UNSET_BY_0)
     ]
-    if rope.kind == "yarn" and rope.factor == 0:
-        problems.append("factor is 0")
-    if rope.attention_factor == 0:
-        problems.append("attention_factor is 0")
-    if rope.kind == "longrope" and 0 in (*rope.short_factor, *rope.long_factor):
-        problems.append("short_factor or long_factor has a 0")
     if rope.kind in ("yarn", "longrope", "llama3"):
         problems += _length_problems(rope.original_max_positions)
     if rope.kind == "llama3" and None in (rope.low_freq_factor, rope.high_freq_factor):
