@@ -22,9 +22,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
+from freight.model.expert_rows import _add_rows
 from freight.model.families import ACTIVATIONS
 from freight.model.frame import Angles, Frame, WeightParts
-from freight.model.layers import _add_rows, run_unit
+from freight.model.layers import run_unit
 from freight.model.programme import (
     Activate,
     Add,

@@ -6,31 +6,25 @@ matrix) on the compute device; which tier brought them, and when, is not known h
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 
 from freight.kernels.grouped import CompressedRows, dequantise
-from freight.kernels.integers import (
-    IntegerRows,
-    IntegerTokens,
-    integer_product,
-)
-from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, sink
-from freight.model.frame import Frame, PageCopies, Rows
+from freight.model.expert_rows import combine, dispatch
+from freight.model.frame import Frame, PageCopies
 from freight.model.kept_attention import attend_kept
 from freight.model.kept_latents import attend_chosen
 from freight.model.kept_steps import AttendChosen, AttendKept, ProjectGroups
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.latents import absorb_keys, expand_values, join_latent, split_latent
-from freight.model.number_format import TILE_ROWS, integer_scratch
+from freight.model.number_format import TILE_ROWS
+from freight.model.products import project, project_gated, project_groups
 from freight.model.programme import (
     Activate,
     Attend,
@@ -68,10 +62,10 @@ def run_unit(unit: Unit, frame: Frame) -> None:
             unit.runs.extend(map(_Run.of, _runs(unit.steps)))
         for run in unit.runs:
             products, rest = run.products, run.rest
-            if products and _project_gated(products, rest, frame):
+            if products and project_gated(products, rest, frame):
                 rest = []
             elif products:
-                _project(products, frame)
+                project(products, frame)
             if len(rest) > 1:
                 _activate_and_gate(rest[0], rest[1], frame)
             elif rest:
@@ -145,135 +139,6 @@ def _norm(step: Norm, frame: Frame) -> None:
             adds_one=step.kind.endswith("plus_one"),
             workspace=frame.workspace,
         )
-
-
-def _project(steps: Sequence[Project], frame: Frame) -> None:
-    """Products of one value: together, but for integers that have products of their own."""
-    x = frame.values[steps[0].x]
-    plain: list[Product] = []
-    for step in steps:
-        assert not step.adds or step.out in frame.values
-        out = frame.new(step.out, x, step.weight.num_rows)
-        for rows, bias, part in _parts(step, frame, out):
-            if isinstance(rows, IntegerRows):
-                tokens = frame.tokens(step.x)
-                _multiply_integers(tokens, rows, bias, part, frame, adds=step.adds)
-            else:
-                plain.append(Product(rows=rows, out=part, bias=bias, adds=step.adds))
-    _multiply_plain(x, plain, frame)
-
-
-def _project_groups(step: ProjectGroups, frame: Frame) -> None:
-    x, count = frame.values[step.x], step.num_groups
-    out = frame.new(step.out, x, step.weight.num_rows)
-    width, height = x.shape[1] // count, step.weight.num_rows // count
-    for first, rows in frame.weights[step.weight.name]:
-        end = first + rows.shape[0]
-        for group in range(first // height, -(-end // height)):
-            low, high = max(first, group * height), min(end, (group + 1) * height)
-            part, target = x[:, group * width : (group + 1) * width], out[:, low:high]
-            if isinstance(rows, IntegerRows):
-                own = replace(rows, raw=rows.raw[low - first : high - first])
-                with frame.workspace.frame():
-                    tokens = frame.as_integers(part)
-                    _multiply_integers(tokens, own, None, target, frame, adds=False)
-            else:
-                some = _cut(rows, low - first, high - first)
-                _multiply_plain(part, [Product(rows=some, out=target)], frame)
-
-
-_Part = tuple[Rows, torch.Tensor | None, torch.Tensor]
-_PlainPart = tuple[torch.Tensor | CompressedRows, torch.Tensor | None, torch.Tensor]
-"""Rows, their bias, and their columns of what is made."""
-
-
-def _parts(step: Project, frame: Frame, out: torch.Tensor) -> Iterator[_Part]:
-    """(rows, their bias, their columns of out) of each part of a step's weight, from its first row
-    on: tiers give parts in an order of their own."""
-    bias = None if step.bias is None else frame.vector(step.bias)[step.weight.first_row :]
-    for first, rows in sorted(frame.weights[step.weight.name], key=itemgetter(0)):
-        own = slice(first, first + rows.shape[0])
-        yield rows, None if bias is None else bias[own], out[:, own]
-
-
-def _multiply_plain(x: torch.Tensor, products: Sequence[Product], frame: Frame) -> None:
-    if products:
-        with frame.workspace.frame():
-            multiply(x, products, frame.numbers(x.dtype))
-
-
-def _project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Frame) -> bool:
-    """What two products and an activation of the first one, times the second, make, all at once: of
-    each number that the second one makes only its share in that is kept. False where this is not
-    such a run, or there is no loop for it."""
-    if len(products) != 2 or len(rest) != 2:
-        return False
-    (first, second), (activation, by) = products, rest
-    assert isinstance(activation, Activate) and isinstance(by, Multiply)
-    if activation.function != "silu" or by.y != second.out or first.adds or second.adds:
-        return False
-    x = frame.values[first.x]
-    out = frame.new(first.out, x, first.weight.num_rows)
-    parts: list[list[_PlainPart]] = [[], []]
-    for own, step in zip(parts, products, strict=True):
-        for rows, bias, part in _parts(step, frame, out):
-            if isinstance(rows, IntegerRows) or _lie_together(rows):
-                return False
-            own.append((rows, bias, part))
-    all_products = list(_gated_products(*parts))
-    if not can_gate(x, all_products):
-        return False
-    _multiply_plain(x, all_products, frame)
-    return True
-
-
-def _lie_together(rows: torch.Tensor | CompressedRows) -> bool:
-    """Whether they can only be cut where several end."""
-    return isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
-
-
-def _gated_products(gates: Sequence[_PlainPart], others: Sequence[_PlainPart]) -> Iterator[Product]:
-    """Parts of a gate, each followed by just those rows that it gates, of parts that begin
-    elsewhere as the tiers have them."""
-    borders = {0}
-    for parts in (gates, others):
-        borders |= set(itertools.accumulate(rows.shape[0] for rows, _, _ in parts))
-    for first, last in itertools.pairwise(sorted(borders)):
-        for parts in (gates, others):
-            rows, bias, out = _rows_of(parts, first, last)
-            yield Product(rows=rows, out=out, bias=bias, gates=parts is others)
-
-
-def _rows_of(parts: Sequence[_PlainPart], first: int, last: int) -> _PlainPart:
-    """Rows of one of the parts."""
-    begin = 0
-    for rows, bias, out in parts:
-        end = begin + rows.shape[0]
-        if first < end:
-            low, high = first - begin, last - begin
-            own = _cut(rows, low, high)
-            return own, None if bias is None else bias[low:high], out[:, low:high]
-        begin = end
-    raise AssertionError("no part has these rows")
-
-
-def _cut(rows: torch.Tensor | CompressedRows, low: int, high: int) -> torch.Tensor | CompressedRows:
-    return rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
-
-
-def _multiply_integers(
-    tokens: IntegerTokens,
-    rows: IntegerRows,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    frame: Frame,
-    *,
-    adds: bool,
-) -> None:
-    with frame.workspace.frame():
-        count = integer_scratch(out.shape[0], out.shape[1], rows.columns)
-        sums = frame.workspace.take(count, dtype=torch.int32)
-        integer_product(tokens, rows, bias, out, sums, adds=adds)
 
 
 def select_rows(
@@ -379,56 +244,17 @@ def _weigh(step: Weigh, frame: Frame) -> None:
     x.view(shape).mul_(gates[..., None])
 
 
-def _dispatch(step: Dispatch, frame: Frame) -> None:
-    x = frame.values[step.x]
-    assert frame.chosen is not None
-    chosen = frame.workspace.take(frame.chosen.shape[0], x.shape[1], dtype=x.dtype)
-    frame.values[step.out] = torch.index_select(x, 0, frame.chosen, out=chosen)
-    if step.weighs:
-        assert frame.shares is not None
-        chosen.mul_(frame.shares[:, None])
-
-
-def _combine(step: Combine, frame: Frame) -> None:
-    assert frame.chosen is not None and frame.shares is not None
-    update = frame.values[step.y]
-    if step.weighs:
-        update.mul_(frame.shares[:, None])
-    _add_rows(frame.values[step.x], frame.chosen, update)
-
-
-def _add_rows(x: torch.Tensor, ids: torch.Tensor, update: torch.Tensor) -> None:
-    """Rows of ``update`` onto the rows ``ids`` of x. To rows of no even pitch torch adds one by
-    one, thirty times as slowly; where none is named twice they are taken out and put back."""
-    rows, numbers = _side_by_side(x, ids)
-    is_odd = not rows.is_contiguous() and rows.device.type == "cpu"
-    if is_odd and bool((numbers[1:] > numbers[:-1]).all()):
-        rows[numbers] = rows.index_select(0, numbers).add_(update)
-    else:
-        rows.index_add_(0, numbers, update)
-
-
-def _side_by_side(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows that lie one after the other, and which of them the rows ``ids`` of x are: where x is
-    part of wider rows, torch adds to these some four times as fast."""
-    width, (pitch, step) = x.shape[1], x.stride()
-    if step != 1 or pitch == width or pitch % width:
-        return x, ids
-    times = pitch // width
-    return x.as_strided(((len(x) - 1) * times + 1, width), (width, 1)), ids * times
-
-
 _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     **VALUE_STEPS,
     **STREAM_STEPS,
     Attend: _attend,
     AttendChosen: attend_chosen,
     AttendKept: attend_kept,
-    Combine: _combine,
-    Dispatch: _dispatch,
+    Combine: combine,
+    Dispatch: dispatch,
     Embed: _embed,
     Norm: _norm,
-    ProjectGroups: _project_groups,
+    ProjectGroups: project_groups,
     Rotate: _rotate,
     Route: _route,
     Split: _split,

@@ -1,0 +1,150 @@
+"""Steps that multiply by weights, as functions of tensors: products of one value together, and with
+them what they make of each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from operator import itemgetter
+
+import torch
+
+from freight.kernels.grouped import CompressedRows
+from freight.kernels.integers import IntegerRows, IntegerTokens, integer_product
+from freight.kernels.products import Product, can_gate, multiply
+from freight.model.frame import Frame, Rows
+from freight.model.kept_steps import ProjectGroups
+from freight.model.number_format import integer_scratch
+from freight.model.programme import Activate, Multiply, Project, Step
+
+__all__ = ["project", "project_gated", "project_groups"]
+
+
+def project(steps: Sequence[Project], frame: Frame) -> None:
+    """Products of one value: together, but for integers that have products of their own."""
+    x = frame.values[steps[0].x]
+    plain: list[Product] = []
+    for step in steps:
+        assert not step.adds or step.out in frame.values
+        out = frame.new(step.out, x, step.weight.num_rows)
+        for rows, bias, part in _parts(step, frame, out):
+            if isinstance(rows, IntegerRows):
+                tokens = frame.tokens(step.x)
+                _multiply_integers(tokens, rows, bias, part, frame, adds=step.adds)
+            else:
+                plain.append(Product(rows=rows, out=part, bias=bias, adds=step.adds))
+    _multiply_plain(x, plain, frame)
+
+
+def project_groups(step: ProjectGroups, frame: Frame) -> None:
+    x, count = frame.values[step.x], step.num_groups
+    out = frame.new(step.out, x, step.weight.num_rows)
+    width, height = x.shape[1] // count, step.weight.num_rows // count
+    for first, rows in frame.weights[step.weight.name]:
+        end = first + rows.shape[0]
+        for group in range(first // height, -(-end // height)):
+            low, high = max(first, group * height), min(end, (group + 1) * height)
+            part, target = x[:, group * width : (group + 1) * width], out[:, low:high]
+            if isinstance(rows, IntegerRows):
+                own = replace(rows, raw=rows.raw[low - first : high - first])
+                with frame.workspace.frame():
+                    tokens = frame.as_integers(part)
+                    _multiply_integers(tokens, own, None, target, frame, adds=False)
+            else:
+                some = _cut(rows, low - first, high - first)
+                _multiply_plain(part, [Product(rows=some, out=target)], frame)
+
+
+_Part = tuple[Rows, torch.Tensor | None, torch.Tensor]
+_PlainPart = tuple[torch.Tensor | CompressedRows, torch.Tensor | None, torch.Tensor]
+"""Rows, their bias, and their columns of what is made."""
+
+
+def _parts(step: Project, frame: Frame, out: torch.Tensor) -> Iterator[_Part]:
+    """(rows, their bias, their columns of out) of each part of a step's weight, from its first row
+    on: tiers give parts in an order of their own."""
+    bias = None if step.bias is None else frame.vector(step.bias)[step.weight.first_row :]
+    for first, rows in sorted(frame.weights[step.weight.name], key=itemgetter(0)):
+        own = slice(first, first + rows.shape[0])
+        yield rows, None if bias is None else bias[own], out[:, own]
+
+
+def _multiply_plain(x: torch.Tensor, products: Sequence[Product], frame: Frame) -> None:
+    if products:
+        with frame.workspace.frame():
+            multiply(x, products, frame.numbers(x.dtype))
+
+
+def project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Frame) -> bool:
+    """What two products and an activation of the first one, times the second, make, all at once: of
+    each number that the second one makes only its share in that is kept. False where this is not
+    such a run, or there is no loop for it."""
+    if len(products) != 2 or len(rest) != 2:
+        return False
+    (first, second), (activation, by) = products, rest
+    assert isinstance(activation, Activate) and isinstance(by, Multiply)
+    if activation.function != "silu" or by.y != second.out or first.adds or second.adds:
+        return False
+    x = frame.values[first.x]
+    out = frame.new(first.out, x, first.weight.num_rows)
+    parts: list[list[_PlainPart]] = [[], []]
+    for own, step in zip(parts, products, strict=True):
+        for rows, bias, part in _parts(step, frame, out):
+            if isinstance(rows, IntegerRows) or _lie_together(rows):
+                return False
+            own.append((rows, bias, part))
+    all_products = list(_gated_products(*parts))
+    if not can_gate(x, all_products):
+        return False
+    _multiply_plain(x, all_products, frame)
+    return True
+
+
+def _lie_together(rows: torch.Tensor | CompressedRows) -> bool:
+    """Whether they can only be cut where several end."""
+    return isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
+
+
+def _gated_products(gates: Sequence[_PlainPart], others: Sequence[_PlainPart]) -> Iterator[Product]:
+    """Parts of a gate, each followed by just those rows that it gates, of parts that begin
+    elsewhere as the tiers have them."""
+    borders = {0}
+    for parts in (gates, others):
+        borders |= set(itertools.accumulate(rows.shape[0] for rows, _, _ in parts))
+    for first, last in itertools.pairwise(sorted(borders)):
+        for parts in (gates, others):
+            rows, bias, out = _rows_of(parts, first, last)
+            yield Product(rows=rows, out=out, bias=bias, gates=parts is others)
+
+
+def _rows_of(parts: Sequence[_PlainPart], first: int, last: int) -> _PlainPart:
+    """Rows of one of the parts."""
+    begin = 0
+    for rows, bias, out in parts:
+        end = begin + rows.shape[0]
+        if first < end:
+            low, high = first - begin, last - begin
+            own = _cut(rows, low, high)
+            return own, None if bias is None else bias[low:high], out[:, low:high]
+        begin = end
+    raise AssertionError("no part has these rows")
+
+
+def _cut(rows: torch.Tensor | CompressedRows, low: int, high: int) -> torch.Tensor | CompressedRows:
+    return rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
+
+
+def _multiply_integers(
+    tokens: IntegerTokens,
+    rows: IntegerRows,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    frame: Frame,
+    *,
+    adds: bool,
+) -> None:
+    with frame.workspace.frame():
+        count = integer_scratch(out.shape[0], out.shape[1], rows.columns)
+        sums = frame.workspace.take(count, dtype=torch.int32)
+        integer_product(tokens, rows, bias, out, sums, adds=adds)
