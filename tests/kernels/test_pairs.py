@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from freight.kernels.few_pairs import gate_neighbours, multiply_few
 from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.micro import join_micro_rows
 from freight.kernels.product import Product
+from freight.kernels.sums import ADDS, GATES, PUTS
 from freight.kernels.threads import find_loops
 from freight.model.number_format import EightFloats, Grouped, MicroFloats
 
@@ -165,3 +167,67 @@ def test_gates_of_few_tokens_follow_what_they_gate() -> None:
     assert not gate_neighbours([plain, elsewhere, gating])
     assert not gate_neighbours([Product(rows=rows[:3], out=out), gating])
     assert not gate_neighbours([Product(rows=rows, out=out, adds=True), gating])
+
+
+@pytest.mark.parametrize("kept", ["plain", "mxfp4", "fp8", "4/64", "8/32"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_few_tokens_of_several_sets_are_multiplied_as_those_of_one(
+    kept: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sets in any order, some left out, each number of tokens that loops take, as tokens and
+    results lie among others; what nobody makes stays as it was."""
+    _need_pairs()
+    monkeypatch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
+    most = find_loops().few_pairs.FEW_TOKENS  # type: ignore[union-attr]
+    generator = torch.Generator().manual_seed(threads)
+    columns, heights = 768, (70, 70, 33)
+    sets = [
+        [
+            (_kept(_halves(generator, count, columns), kept, generator), bias)
+            for count, bias in zip(
+                heights, (None, None, torch.randn(33, generator=generator)), strict=True
+            )
+        ]
+        for _ in range(most + 2)
+    ]
+    numbers = torch.randperm(most + 2, generator=generator)[:most].numpy()
+    counts = np.arange(1, most + 1)
+    firsts = np.cumsum(counts + 1) - counts  # a token of nobody before each set's
+    x = _halves(generator, int(firsts[-1] + counts[-1]) + 1, columns + 32)[:, :columns]
+    found = [_halves(generator, len(x), width + 6)[:, :width] for width in (70, 33)]
+    expected = [own.clone() for own in found]
+    rows = few_pairs.SeveralRows.of(sets)
+    assert rows is not None and rows.are_plain == (kept == "plain")
+    outs = (found[0], found[0], found[1])
+    assert rows.takes(x, outs) and not rows.takes(x.float(), outs)
+    earlier_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rows.multiply(x, numbers, firsts, counts, outs, (PUTS, GATES, ADDS))
+        for number, first, count in zip(numbers, firsts, counts, strict=True):
+            own = slice(first, first + count)
+            one, two, three = sets[number]
+            gated, added = (each[own] for each in expected)
+            products = [
+                Product(rows=one[0], out=gated),
+                Product(rows=two[0], out=gated, gates=True),
+                Product(rows=three[0], out=added, bias=three[1], adds=True),
+            ]
+            multiply_few(x[own], products)
+    finally:
+        torch.set_num_threads(earlier_threads)
+    for own, wanted in zip(found, expected, strict=True):
+        assert torch.equal(own, wanted)
+
+
+def test_only_sets_that_are_alike_have_a_table() -> None:
+    _need_pairs()
+    plain = torch.zeros(4, 64, dtype=torch.bfloat16)
+    of = few_pairs.SeveralRows.of
+    assert of([[(plain, None)], [(plain, None)]]) is not None
+    form = Grouped(bits=4, group_size=64)
+    packed = CompressedRows(raw=quantise(plain.float(), form), columns=64, number_format=form)
+    assert of([[(packed, None)], [(plain, None)]]) is None
+    assert of([[(plain.float(), None)]]) is None
+    assert of([[(torch.zeros(4, 48, dtype=torch.bfloat16), None)]]) is None
+    assert of([[(torch.zeros(8, 64, dtype=torch.bfloat16)[::2], None)]]) is None

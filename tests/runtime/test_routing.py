@@ -37,8 +37,9 @@ def test_on_a_device_the_router_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     Late.routes.experts.fill_(7)
     routing.end(0)
     assert routing.chosen(0) == {1, 3, 4}
-    assert routing.tokens_of(0, 1).tokens.tolist() == [0, 1]
-    assert routing.tokens_of(0, 1).places.tolist() == [1, 2]
+    found = routing.take(0, 1, 2, 4)
+    assert found is not None
+    assert found.tokens.tolist() == [0, 1] and found.places.tolist() == [1, 2]
 
 
 def test_each_micro_batch_has_its_own() -> None:
@@ -48,3 +49,25 @@ def test_each_micro_batch_has_its_own() -> None:
         routing.end(k)
     assert routing.chosen(0) == {0, 5} and routing.chosen(1) == {1, 5}
     assert routing.of(1).experts.tolist() == [[1], [5], [1]]
+
+
+def test_experts_are_taken_while_choices_fit() -> None:
+    """In order, up to the one behind, the first however many chose it; what was taken with another
+    is not taken again."""
+    routing = Routing(2, torch.float32, torch.device("cpu"))
+    routing.begin(0, 5).experts.copy_(torch.tensor([[3, 1], [1, 6], [3, 1], [7, 3], [6, 9]]))
+    routing.end(0)
+    assert routing.chosen(0) == {1, 3, 6, 7, 9}
+    found = routing.take(0, 1, 8, 5)
+    assert found is not None and found.names.tolist() == [1]
+    assert found.counts.tolist() == [3] and found.tokens.tolist() == [0, 1, 2]
+    assert found.places.tolist() == [1, 2, 5]
+    found = routing.take(0, 3, 8, 6)
+    assert found is not None and found.names.tolist() == [3, 6, 7]
+    assert found.counts.tolist() == [3, 2, 1] and found.tokens.tolist() == [0, 2, 3, 1, 4, 3]
+    assert found.places.tolist() == [0, 4, 7, 3, 8, 6]
+    assert routing.take(0, 6, 8, 6) is None and routing.take(0, 7, 8, 6) is None
+    found = routing.take(0, 9, 10, 0)
+    assert found is not None and found.names.tolist() == [9] and found.tokens.tolist() == [4]
+    routing.chosen(0)
+    assert routing.take(0, 1, 2, 9) is not None

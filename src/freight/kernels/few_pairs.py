@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,51 +20,82 @@ from freight.kernels.threads import find_loops, has_words
 from freight.model.number_format import MICRO_COLUMNS, EightFloats, Grouped, MicroFloats
 
 __all__ = [
+    "SeveralRows",
     "few_codes_are_for_pairs",
     "gate_neighbours",
     "lies_in_pairs",
+    "most_few_codes",
     "multiply_few",
     "product_table",
     "wide_biases",
     "worth_shares",
 ]
 
+_OF_TOKENS: Final = -1
+"""In a line of a table that is of tokens, where one of a product has the number of theirs."""
 _COUNTERS: Final = 2
 """Of turns that are taken, and rows that are done."""
 _TABLE_COLUMNS: Final = 6
+"""Of what is said of tokens or a product, before it is said which of them it is."""
 _BYTES_OF_EIGHTS_SCALE: Final = 4
 _LEAST_GROUP: Final = 32
 _CHUNK_COLUMNS: Final = 64
 """Whose codes a loop looks up together."""
 
+_PAIR_COLUMNS: Final = 32
+"""That are a whole vector of pairs."""
+
 _Form = Grouped | MicroFloats | EightFloats
 """Of compressed rows."""
+_Rows = torch.Tensor | CompressedRows
 
 
 def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether these are so few tokens, and compressed rows of one kind, that loops multiply as they
     are."""
-    loops = find_loops() if x.dtype is torch.bfloat16 and x.device.type == "cpu" else None
-    if loops is None or loops.few_pairs is None or not products:
+    if x.dtype is not torch.bfloat16 or x.device.type != "cpu" or not products:
         return False
-    most = loops.few_pairs.FEW_TOKENS
-    if loops.tiles is not None:
-        most = loops.tiles.FEW_TOKENS_OF_CODES
-    if x.shape[0] > most or x.shape[1] % _CHUNK_COLUMNS:
+    if x.shape[0] > most_few_codes() or not lies_in_pairs(x):
         return False
-    form = _form(products[0])
     return (
-        form is not None
-        and _takes(form)
-        and lies_in_pairs(x)
-        and all(_form(own) == form for own in products[1:])
+        _are_for_codes([own.rows for own in products])
         and gate_neighbours(products)
-        and all(has_words(own.out) and _lies_together(own, form) for own in products)
+        and all(has_words(own.out) for own in products)
     )
 
 
-def _form(product: Product) -> _Form | None:
-    rows = product.rows
+def most_few_codes() -> int:
+    """How many tokens meet such rows as they are; 0 where there is no loop."""
+    loops = find_loops()
+    if loops is None or loops.few_pairs is None:
+        return 0
+    own = loops.few_pairs.FEW_TOKENS if loops.tiles is None else loops.tiles.FEW_TOKENS_OF_CODES
+    return int(own)
+
+
+def _are_for_codes(rows: Sequence[_Rows]) -> bool:
+    """Whether rows are compressed in one way that loops take, and lie as they want."""
+    form = _form(rows[0])
+    return (
+        form is not None
+        and _takes(form)
+        and rows[0].shape[1] % _CHUNK_COLUMNS == 0
+        and all(_form(own) == form and _lies_together(own, form) for own in rows)
+    )
+
+
+def _are_plain(rows: Sequence[_Rows]) -> bool:
+    """Whether all are pairs as they lie."""
+    return rows[0].shape[1] % _PAIR_COLUMNS == 0 and all(
+        isinstance(own, torch.Tensor)
+        and own.dtype is torch.bfloat16
+        and own.is_contiguous()
+        and lies_in_pairs(own)
+        for own in rows
+    )
+
+
+def _form(rows: _Rows) -> _Form | None:
     own = None if isinstance(rows, torch.Tensor) else rows.number_format
     return own if isinstance(own, Grouped | MicroFloats | EightFloats) else None
 
@@ -77,9 +108,9 @@ def _takes(form: _Form) -> bool:
     return form.group_size >= _LEAST_GROUP and form.group_size.bit_count() == 1
 
 
-def _lies_together(product: Product, form: _Form) -> bool:
+def _lies_together(rows: _Rows, form: _Form) -> bool:
     """Whether rows follow each other, and scales begin where loops can load them."""
-    rows, size = product.rows, 1
+    size = 1
     assert isinstance(rows, CompressedRows)
     if not isinstance(form, MicroFloats):
         size = form.factor_bytes if isinstance(form, Grouped) else _BYTES_OF_EIGHTS_SCALE
@@ -87,9 +118,9 @@ def _lies_together(product: Product, form: _Form) -> bool:
     return is_whole and rows.raw.is_contiguous()
 
 
-def _kept(product: Product) -> KeptPairs | KeptCodes | KeptBytes | KeptEights:
+def _kept(rows: _Rows) -> KeptPairs | KeptCodes | KeptBytes | KeptEights:
     """How rows are kept, as loops are told."""
-    rows, form = product.rows, _form(product)
+    form = _form(rows)
     if isinstance(rows, torch.Tensor):
         return KeptPairs(rows.shape[1] * rows.itemsize)
     row_bytes = rows.raw.shape[1]
@@ -119,10 +150,14 @@ def gate_neighbours(products: Sequence[Product]) -> bool:
 
 def multiply_few(x: torch.Tensor, products: Sequence[Product]) -> None:
     """Rows one by one, as fast as they can be read: all plain, or such codes."""
-    loops, kept, biases = find_loops(), _kept(products[0]), wide_biases(products)
-    assert loops is not None
-    table, counters = product_table(x, products, biases), np.zeros(_COUNTERS, np.int64)
+    kept, biases = _kept(products[0].rows), wide_biases(products)
     shares = worth_shares(x, products, LEAST_SHARED_OF_FEW)
+    _multiply(product_table(x, products, biases), kept, shares)
+
+
+def _multiply(table: npt.NDArray[np.int64], kept: Any, shares: int) -> None:
+    loops, counters = find_loops(), np.zeros(_COUNTERS, np.int64)
+    assert loops is not None
     if threads := team_threads(shares):
         loops.few_pairs.few_together(threads, counters, table, kept)
         return
@@ -150,10 +185,81 @@ def product_table(
     """What loops are told by addresses: a line of the tokens, and what else they want to know, and
     one of each product."""
     first = x.data_ptr(), x.stride(0) // 2, x.shape[1] // 2, x.shape[0], *places
-    lines = [first + (0,) * (_TABLE_COLUMNS - len(first))]
+    lines = [first + (0,) * (_TABLE_COLUMNS - len(first)) + (_OF_TOKENS,)]
     for own, bias in zip(products, biases, strict=True):
-        rows, where = own.rows, 0 if bias is None else bias.data_ptr()
-        begin = rows.data_ptr() if isinstance(rows, torch.Tensor) else rows.raw.data_ptr()
         place = own.out.data_ptr(), own.out.stride(0)
-        lines.append((begin, rows.shape[0], where, own.outcome, *place))
+        lines.append((*_addresses(own.rows, bias), own.outcome, *place, 0))
     return np.array(lines, np.int64)
+
+
+def _addresses(rows: _Rows, bias: torch.Tensor | None) -> tuple[int, int, int]:
+    """Where rows are, how many, and where their bias is, if there is any."""
+    return _raw(rows).data_ptr(), rows.shape[0], 0 if bias is None else bias.data_ptr()
+
+
+def _raw(rows: _Rows) -> torch.Tensor:
+    return rows if isinstance(rows, torch.Tensor) else rows.raw
+
+
+class SeveralRows:
+    """Matrices of several sets, which are alike: of each set its tokens, a few, are multiplied by
+    all of its matrices, and all sets by one call."""
+
+    def __init__(self, sets: Sequence[Sequence[tuple[_Rows, torch.Tensor | None]]]) -> None:
+        """(rows, bias) of the matrices of each set."""
+        self.columns = sets[0][0][0].shape[1]
+        self._kept = _kept(sets[0][0][0])
+        biases = [[None if b is None else b.float() for _, b in own] for own in sets]
+        self._held = sets, biases
+        self._addresses = np.array(
+            [
+                [_addresses(rows, bias) for (rows, _), bias in zip(own, wide, strict=True)]
+                for own, wide in zip(sets, biases, strict=True)
+            ],
+            np.int64,
+        )
+
+    @classmethod
+    def of(cls, sets: Sequence[Sequence[tuple[_Rows, torch.Tensor | None]]]) -> SeveralRows | None:
+        """None where loops do not take them."""
+        loops, rows = find_loops(), [rows for own in sets for rows, _ in own]
+        if loops is None or loops.few_pairs is None or _raw(rows[0]).device.type != "cpu":
+            return None
+        return cls(sets) if _are_plain(rows) or _are_for_codes(rows) else None
+
+    @property
+    def are_plain(self) -> bool:
+        return isinstance(self._kept, KeptPairs)
+
+    def takes(self, x: torch.Tensor, outs: Sequence[torch.Tensor]) -> bool:
+        """Whether tokens lie as loops want, and results are to."""
+        is_known = x.dtype is torch.bfloat16 and x.device.type == "cpu"
+        return is_known and lies_in_pairs(x) and all(map(has_words, outs))
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        numbers: npt.NDArray[np.int64],
+        firsts: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        outs: Sequence[torch.Tensor],
+        outcomes: Sequence[int],
+    ) -> None:
+        """Of the sets ``numbers`` each by as many tokens of x [T, columns], from the ``firsts`` on,
+        as ``counts`` say; to the same rows of each matrix's ``outs`` [T, rows] goes what is made,
+        as its outcome says."""
+        num_sets, num_matrices = len(numbers), len(outs)
+        lines = np.zeros((num_sets, 1 + num_matrices, _TABLE_COLUMNS + 1), np.int64)
+        of_tokens, products = lines[:, 0], lines[:, 1:]
+        pitch = x.stride(0)
+        of_tokens[:, 0] = x.data_ptr() + x.itemsize * pitch * firsts
+        of_tokens[:, 1], of_tokens[:, 2], of_tokens[:, 3] = pitch // 2, x.shape[1] // 2, counts
+        of_tokens[:, -1] = _OF_TOKENS
+        products[..., :3] = self._addresses[numbers]
+        for own, out, outcome in zip(products.swapaxes(0, 1), outs, outcomes, strict=True):
+            own[:, 3], own[:, 5] = outcome, out.stride(0)
+            own[:, 4] = out.data_ptr() + out.itemsize * out.stride(0) * firsts
+        products[..., -1] = np.arange(num_sets)[:, None] * (1 + num_matrices)
+        read = int(products[..., 1].sum()) * x.shape[1]
+        shares = max(1, read * TOKENS_WORTH_ROWS // LEAST_SHARED_OF_FEW)
+        _multiply(lines.reshape(-1, lines.shape[-1]), self._kept, shares)

@@ -60,6 +60,9 @@ class IntegerTokens:
     codes: torch.Tensor
     scales: torch.Tensor
 
+    def of(self, rows: slice) -> IntegerTokens:
+        return IntegerTokens(codes=self.codes[rows], scales=self.scales[rows])
+
 
 def quantise_rows(x: torch.Tensor) -> torch.Tensor:
     """x [rows, columns], columns a multiple of 4, as uint8 [rows, columns + 4]."""

@@ -56,17 +56,24 @@ _HALF_OF_EIGHT, _HALF_OF_TWELVE = (put_few_products(count, ROWS // 2) for count 
 
 
 @uncounted
-def _place(table, turn):  # type: ignore[no-untyped-def]
-    """The line whose rows a turn is of, and the first of them; line 0 behind the last turn. Rows
-    that gate have their turns with those before them, whose results they gate."""
-    for line in range(1, table.shape[0]):
-        if table[line, 3] == GATES:
-            continue
-        turns = (table[line, 1] + _TURN_ROWS - 1) // _TURN_ROWS
-        if turn < turns:
-            return line, turn * _TURN_ROWS
-        turn -= turns
-    return 0, 0
+def _gates(table, line):  # type: ignore[no-untyped-def]
+    """Whether a line is of a product that gates the one before."""
+    return table[line, 6] >= 0 and table[line, 3] == GATES
+
+
+@uncounted
+def _place(table, turn, line, before):  # type: ignore[no-untyped-def]
+    """The line whose rows a turn is of, the first of them, and the turns of the lines before it;
+    line 0 behind the last turn. It is looked for from a ``line`` on that has so many ``before``.
+    Rows that gate have their turns with those before them, whose results they gate."""
+    while line < table.shape[0]:
+        if table[line, 6] >= 0 and not _gates(table, line):
+            turns = (table[line, 1] + _TURN_ROWS - 1) // _TURN_ROWS
+            if turn - before < turns:
+                return line, (turn - before) * _TURN_ROWS, before
+            before += turns
+        line += 1
+    return 0, 0, before
 
 
 @uncounted
@@ -198,7 +205,7 @@ def _multiply_pairs(kind, begin, height, following, given, laid, room, sums):  #
 def _some_rows(kind, table, line, first, following, laid, room, sums, turned):  # type: ignore[no-untyped-def]
     """The rows of a turn from ``first`` on, behind which come those whose address is
     ``following``."""
-    columns, tokens, apart = table[0, 2], table[0, 3], table[line, 5]
+    columns, tokens, apart = table[0, 2], table[table[line, 6], 3], table[line, 5]
     height = min(_TURN_ROWS, table[line, 1] - first)
     begin = table[line, 0] + first * kind.row_bytes
     _multiply_rows(kind, begin, height, following, (columns, tokens), laid, room, sums)
@@ -210,27 +217,33 @@ def _some_rows(kind, table, line, first, following, laid, room, sums, turned):  
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def few_in_turns(counters, table, kind):  # type: ignore[no-untyped-def]
-    """Products of the same tokens, FEW_TOKENS at most, and rows that are all kept in one way, all
-    of which are there when this returns, whoever made them. The first line of the table says of the
-    tokens where they are, pairs from one to the next, how many pairs, and how many tokens. Each
-    further line says of a product where rows are and how many, where float32 are to be added or 0,
-    what becomes of sums, where results are, and numbers from one to the next. Of two counters the
+    """Products of tokens, FEW_TOKENS at most with the same rows, and rows that are all kept in one
+    way, all of which are there when this returns, whoever made them. A line of the table, the first
+    among them, says of tokens where they are, pairs from one to the next, how many pairs, and how
+    many tokens, and last -1. Others say of a product of such tokens where rows are and how many,
+    where float32 are to be added or 0, what becomes of sums, where results are, numbers from one to
+    the next, and which line the tokens have. All rows have as many columns. Of two counters the
     first says how many turns are taken, the second how many rows are done."""
-    pitch, columns, tokens = table[0, 1], table[0, 2], table[0, 3]
-    last = (tokens - 1) * pitch + columns
-    x, halves = floats_at(table[0, 0], last), halves_at(table[0, 0], 2 * last)
-    laid, together = whole_lines(_MOST_TOKENS * columns), _together(tokens)
+    columns, known = table[0, 2], np.int64(-1)
+    laid = whole_lines(_MOST_TOKENS * columns)
     # Of groups there are as many as sixteens of pairs at most, up to whole vectors.
     room = zero_lines(_MOST_TOKENS * (columns // WIDTH + WIDTH)), zero_lines(ROWS * columns)
     sums, turned = zero_lines(_TURN_ROWS * WIDTH), whole_lines(WIDTH * WIDTH)
-    _lay_tokens(kind, x, halves, (pitch, columns, tokens), together, laid, room[0])
-    line, first = _place(table, take(counters, U(0), 1))
+    line, first, before = _place(table, take(counters, U(0), 1), 1, 0)
     while line > 0:
-        next_line, next_first = _place(table, take(counters, U(0), 1))
+        if table[line, 6] != known:
+            known = table[line, 6]
+            begin, pitch, tokens = table[known, 0], table[known, 1], table[known, 3]
+            last = (tokens - 1) * pitch + columns
+            x, halves = floats_at(begin, last), halves_at(begin, 2 * last)
+            given, together = (pitch, columns, tokens), _together(tokens)
+            _lay_tokens(kind, x, halves, given, together, laid, room[0])
+        turn = take(counters, U(0), 1)
+        next_line, next_first, before = _place(table, turn, line, before)
         following = np.int64(0)
         if next_line > 0:
             following = table[next_line, 0] + next_first * kind.row_bytes
-        gates = line + 1 < table.shape[0] and table[line + 1, 3] == GATES
+        gates = line + 1 < table.shape[0] and _gates(table, line + 1)
         own = table[line + 1, 0] + first * kind.row_bytes if gates else following
         _some_rows(kind, table, line, first, own, laid, room, sums, turned)
         if gates:
@@ -240,7 +253,8 @@ def few_in_turns(counters, table, kind):  # type: ignore[no-untyped-def]
         line, first = next_line, next_first
     count = np.int64(0)
     for other in range(1, table.shape[0]):
-        count += table[other, 1]
+        if table[other, 6] >= 0:
+            count += table[other, 1]
     wait_for(counters, U(1), count)
 
 

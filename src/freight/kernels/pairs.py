@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from freight.kernels.few_pairs import (
+    SeveralRows,
     gate_neighbours,
     lies_in_pairs,
+    most_few_codes,
     multiply_few,
     product_table,
     wide_biases,
@@ -40,6 +42,7 @@ from freight.model.tiles import laid_tokens
 from freight.quantities import align_up
 
 __all__ = [
+    "most_one_by_one",
     "multiply_pairs",
     "multiply_plain_pairs",
     "pairs_are_always_better",
@@ -334,6 +337,16 @@ def _one_by_one(tokens: int) -> bool:
     """Whether so few tokens had better meet rows one by one."""
     _, *by_loops = _times(_probe_tokens(tokens))
     return by_loops[0] == min(by_loops)
+
+
+def most_one_by_one(rows: SeveralRows) -> int:
+    """How many tokens of each set had better meet its rows one by one."""
+    if not rows.are_plain:
+        return most_few_codes()
+    loops = find_loops()
+    assert loops is not None
+    counts = (loops.few_pairs.FEW_TOKENS, _FEWEST_TOKENS)
+    return next((n for n in counts if _are_faster(n, has_plain=True) and _one_by_one(n)), 0)
 
 
 def _probe_tokens(tokens: int) -> int:

@@ -25,7 +25,11 @@ def combine(step: Combine, frame: Frame) -> None:
     update = frame.values[step.y]
     if step.weighs:
         update.mul_(frame.shares[:, None])
-    _add_rows(frame.values[step.x], frame.chosen, update)
+    if frame.together is None:
+        _add_rows(frame.values[step.x], frame.chosen, update)
+        return
+    for places, tokens in frame.together.rounds:
+        _add_rows(frame.values[step.x], tokens, update[places])
 
 
 def _add_rows(x: torch.Tensor, ids: torch.Tensor, update: torch.Tensor) -> None:

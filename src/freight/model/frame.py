@@ -8,19 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import IntegerRows, IntegerTokens, quantise_tokens
 from freight.kernels.pages import Pages
 from freight.kernels.row_states import RowStates
 from freight.model.kv_view import KVView
-from freight.model.programme import Weight
+from freight.model.programme import Project, Weight
 from freight.model.rope_config import RopeConfig
 from freight.model.routes import Routes
 from freight.model.workspace import Workspace
 
-__all__ = ["Angles", "DelegatedTokens", "Frame", "LayerStates", "PageCopies", "Rows", "WeightParts"]
+__all__ = [
+    "Angles",
+    "DelegatedTokens",
+    "Frame",
+    "LayerStates",
+    "Member",
+    "PageCopies",
+    "Rows",
+    "Together",
+    "WeightParts",
+]
 
 Rows = torch.Tensor | CompressedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
@@ -28,6 +41,8 @@ WeightParts = Sequence[tuple[int, Rows]]
 compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
 integer rows as integers. Plain rows may be narrower than the tokens."""
 
+
+Ids = npt.NDArray[np.int64]
 
 PageCopies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Bytes of pages: from where, and where to."""
@@ -66,6 +81,43 @@ class LayerStates:
     beginnings: Sequence[tuple[int, torch.Tensor, torch.Tensor]] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """Some rows of what is worked on, and the weights that they meet."""
+
+    weights: Mapping[str, WeightParts]
+    rows: slice
+
+    def vector(self, weight: Weight) -> torch.Tensor:
+        return _vector(self.weights, weight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """Several experts of a layer that are computed together. Of all that there are of it here,
+    ``weights`` has each one's, by the names that the first one's have, and ``find_rows`` makes one
+    table of what they are multiplied by in some steps. Those ``numbers`` [n] are computed: from the
+    ``firsts`` on so many rows, ``counts``, of what they work on are their tokens'. ``rounds`` says
+    what goes to which tokens, ascending: each token's first rows of what experts make, then its
+    second ones, and so on, in the order of its experts."""
+
+    weights: Sequence[Mapping[str, WeightParts]]
+    find_rows: Callable[[Sequence[Project]], SeveralRows | None]
+    numbers: Ids
+    firsts: Ids
+    counts: Ids
+    rounds: Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+    def members(self, some: npt.NDArray[np.bool_] | None = None) -> list[Member]:
+        """All, or ``some`` of them."""
+        own = slice(None) if some is None else some
+        places = zip(self.numbers[own], self.firsts[own], self.counts[own], strict=True)
+        return [
+            Member(weights=self.weights[number], rows=slice(first, first + count))
+            for number, first, count in places
+        ]
+
+
 @dataclass(kw_only=True, slots=True)
 class Frame:
     """What the steps of one unit see: values by name, and where the rows' keys are.
@@ -74,7 +126,8 @@ class Frame:
     each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with the views that index
     them; ``around`` says for each, if for any, what is copied before its rows are attended and
     after. ``states`` are those of rows in a layer without keys. A router fills ``routes``; an
-    expert works on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n].
+    expert works on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n]; several
+    that work ``together`` on the tokens of each, one after the other.
     ``delegated`` tokens are attended elsewhere. ``token_ids`` [T] are there for routers that go by
     them.
     """
@@ -92,6 +145,7 @@ class Frame:
     routes: Routes | None = None
     chosen: torch.Tensor | None = None
     shares: torch.Tensor | None = None
+    together: Together | None = None
     integers: dict[str, IntegerTokens] = field(default_factory=dict)
     """Values as integers, until they change: several products take the same one."""
 
@@ -136,6 +190,16 @@ class Frame:
         return whole
 
     def vector(self, weight: Weight) -> torch.Tensor:
-        rows = self.weights[weight.name][0][1]
-        assert isinstance(rows, torch.Tensor)
-        return rows.view(-1)
+        return _vector(self.weights, weight)
+
+    def members(self) -> list[Member]:
+        """Whose weights what is worked on meets, and which rows of it."""
+        if self.together is not None:
+            return self.together.members()
+        return [Member(weights=self.weights, rows=slice(None))]
+
+
+def _vector(weights: Mapping[str, WeightParts], weight: Weight) -> torch.Tensor:
+    rows = weights[weight.name][0][1]
+    assert isinstance(rows, torch.Tensor)
+    return rows.view(-1)

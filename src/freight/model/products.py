@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.integers import IntegerRows, IntegerTokens, integer_product
+from freight.kernels.pairs import most_one_by_one
 from freight.kernels.products import Product, can_gate, multiply
-from freight.model.frame import Frame, Rows
+from freight.kernels.sums import ADDS, GATES, PUTS
+from freight.model.frame import Frame, Member, Rows, Together
 from freight.model.kept_steps import ProjectGroups
 from freight.model.number_format import integer_scratch
 from freight.model.programme import Activate, Multiply, Project, Step
@@ -24,17 +29,21 @@ __all__ = ["project", "project_gated", "project_groups"]
 def project(steps: Sequence[Project], frame: Frame) -> None:
     """Products of one value: together, but for integers that have products of their own."""
     x = frame.values[steps[0].x]
-    plain: list[Product] = []
-    for step in steps:
-        assert not step.adds or step.out in frame.values
-        out = frame.new(step.out, x, step.weight.num_rows)
-        for rows, bias, part in _parts(step, frame, out):
-            if isinstance(rows, IntegerRows):
-                tokens = frame.tokens(step.x)
-                _multiply_integers(tokens, rows, bias, part, frame, adds=step.adds)
-            else:
-                plain.append(Product(rows=rows, out=part, bias=bias, adds=step.adds))
-    _multiply_plain(x, plain, frame)
+    assert all(not step.adds or step.out in frame.values for step in steps)
+    outs = [frame.new(step.out, x, step.weight.num_rows) for step in steps]
+    few = _few(steps, x, outs, frame)
+    if few is not None:
+        few.multiply(x, outs, [ADDS if step.adds else PUTS for step in steps])
+    for member in frame.members() if few is None else few.others():
+        plain: list[Product] = []
+        for step, out in zip(steps, outs, strict=True):
+            for rows, bias, part in _parts(step, member, out):
+                if isinstance(rows, IntegerRows):
+                    tokens = frame.tokens(step.x).of(member.rows)
+                    _multiply_integers(tokens, rows, bias, part, frame, adds=step.adds)
+                else:
+                    plain.append(Product(rows=rows, out=part, bias=bias, adds=step.adds))
+        _multiply_plain(x[member.rows], plain, frame)
 
 
 def project_groups(step: ProjectGroups, frame: Frame) -> None:
@@ -56,18 +65,51 @@ def project_groups(step: ProjectGroups, frame: Frame) -> None:
                 _multiply_plain(part, [Product(rows=some, out=target)], frame)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Few:
+    """Those experts ``some`` [n] of several whose tokens are so few that loops multiply them by one
+    call."""
+
+    rows: SeveralRows
+    together: Together
+    some: npt.NDArray[np.bool_]
+
+    def multiply(
+        self, x: torch.Tensor, outs: Sequence[torch.Tensor], outcomes: Sequence[int]
+    ) -> None:
+        own, some = self.together, self.some
+        if some.any():
+            places = own.numbers[some], own.firsts[some], own.counts[some]
+            self.rows.multiply(x, *places, outs, outcomes)
+
+    def others(self) -> list[Member]:
+        return self.together.members(~self.some)
+
+
+def _few(
+    steps: Sequence[Project], x: torch.Tensor, outs: Sequence[torch.Tensor], frame: Frame
+) -> _Few | None:
+    if frame.together is None:
+        return None
+    rows = frame.together.find_rows(steps)
+    if rows is None or not rows.takes(x, outs):
+        return None
+    some = frame.together.counts <= most_one_by_one(rows)
+    return _Few(rows=rows, together=frame.together, some=some)
+
+
 _Part = tuple[Rows, torch.Tensor | None, torch.Tensor]
 _PlainPart = tuple[torch.Tensor | CompressedRows, torch.Tensor | None, torch.Tensor]
 """Rows, their bias, and their columns of what is made."""
 
 
-def _parts(step: Project, frame: Frame, out: torch.Tensor) -> Iterator[_Part]:
-    """(rows, their bias, their columns of out) of each part of a step's weight, from its first row
+def _parts(step: Project, member: Member, out: torch.Tensor) -> Iterator[_Part]:
+    """(rows, their bias, their part of out) of each part of a step's weight, from its first row
     on: tiers give parts in an order of their own."""
-    bias = None if step.bias is None else frame.vector(step.bias)[step.weight.first_row :]
-    for first, rows in sorted(frame.weights[step.weight.name], key=itemgetter(0)):
+    bias = None if step.bias is None else member.vector(step.bias)[step.weight.first_row :]
+    for first, rows in sorted(member.weights[step.weight.name], key=itemgetter(0)):
         own = slice(first, first + rows.shape[0])
-        yield rows, None if bias is None else bias[own], out[:, own]
+        yield rows, None if bias is None else bias[own], out[member.rows, own]
 
 
 def _multiply_plain(x: torch.Tensor, products: Sequence[Product], frame: Frame) -> None:
@@ -88,17 +130,31 @@ def project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Fram
         return False
     x = frame.values[first.x]
     out = frame.new(first.out, x, first.weight.num_rows)
+    few = _few(products, x, (out, out), frame)
+    members = frame.members() if few is None else few.others()
+    gated = [_gated(products, x, out, member) for member in members]
+    if any(own is None for own in gated):
+        return False
+    if few is not None:
+        few.multiply(x, (out, out), (PUTS, GATES))
+    for member, own in zip(members, gated, strict=True):
+        assert own is not None
+        _multiply_plain(x[member.rows], own, frame)
+    return True
+
+
+def _gated(
+    products: Sequence[Project], x: torch.Tensor, out: torch.Tensor, member: Member
+) -> list[Product] | None:
+    """Of some rows; None where there is no loop."""
     parts: list[list[_PlainPart]] = [[], []]
     for own, step in zip(parts, products, strict=True):
-        for rows, bias, part in _parts(step, frame, out):
+        for rows, bias, part in _parts(step, member, out):
             if isinstance(rows, IntegerRows) or _lie_together(rows):
-                return False
+                return None
             own.append((rows, bias, part))
-    all_products = list(_gated_products(*parts))
-    if not can_gate(x, all_products):
-        return False
-    _multiply_plain(x, all_products, frame)
-    return True
+    found = list(_gated_products(*parts))
+    return found if can_gate(x[member.rows], found) else None
 
 
 def _lie_together(rows: torch.Tensor | CompressedRows) -> bool:

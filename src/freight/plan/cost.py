@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from freight.hardware.curve import Curve
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
@@ -18,6 +18,7 @@ from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
 from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
 from freight.model.programme import Attend, Programme, Unit, picking_unit
 from freight.model.switches import ModelConfig
+from freight.plan.attended_pairs import Part, own_parts, pairs_of, seen_keys
 from freight.plan.kept_pages import lie_in_extents
 from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
@@ -81,11 +82,19 @@ class Cost:
     """Of an attention unit, by its identity, what makes its keys."""
     compressed: Mapping[str, Compressed] = field(init=False)
     """How weights are compressed that are, by their names in one unit of each form."""
+    may_stay: bool = False
+    """Whether there is room for all weights where they are computed, which the layout need not
+    use."""
+    experts_stay: bool = field(init=False)
+    """Whether all experts are there, or may be, and so are computed several at once."""
     picks_at: int = field(init=False)
     """The unit of the schedule from which on only those tokens are computed that the head needs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressed", self.layout.compressed)
+        experts = [form for form in self.layout.forms if form.unit.expert is not None]
+        stay = self.may_stay or not any(form.streamed for form in experts)
+        object.__setattr__(self, "experts_stay", stay)
         kinds = [self.programme.units[number].kind for number in self.units]
         picks_at = picking_unit(kinds, needs_all=self.programme.needs_all)
         object.__setattr__(self, "picks_at", picks_at)
@@ -174,9 +183,13 @@ class Cost:
         )
 
     def tokens_s(self, num_tokens: int) -> float:
-        """All units but the head for so many tokens of a micro-batch, attending nothing."""
+        """All units but the head for so many tokens of a micro-batch, attending nothing; of experts
+        those that are likely."""
+        likely = self.config.expert_likelihood(num_tokens)
         return sum(
-            count * self._chunks_s(unit, self._chunks(unit, num_tokens))
+            (1.0 if unit.expert is None else likely)
+            * count
+            * self._chunks_s(unit, self._chunks(unit, num_tokens))
             for unit, _, count in self.programme.counted
             if unit.kind != "head"
         )
@@ -312,7 +325,16 @@ class Cost:
         passed = num_tokens * sum(own_passes)
         own_s = products_s + passed / self.unit.memory_bytes_per_s
         own_s += self._made_plain_s(num_codes, num_short)
-        return self.unit.called_s(own_s, is_device=self.policy.compute_tier == "gpu")
+        is_device = self.policy.compute_tier == "gpu"
+        if is_device or unit.expert is None or not self.experts_stay:
+            return self.unit.called_s(own_s, is_device=is_device)
+        return own_s + self.unit.call_s / self._together(num_tokens)
+
+    def _together(self, num_tokens: int) -> int:
+        """How many experts that stay are computed by one call, each with so many tokens."""
+        assert self.config.experts is not None
+        fitting = self.policy.chunk_tokens // max(1, num_tokens)
+        return max(1, min(fitting, self.config.experts.num_experts))
 
     def _made_plain_s(self, num_codes: float, num_short: float) -> float:
         """Of compressed numbers that become plain for a chunk: none where products by them are
@@ -349,10 +371,10 @@ class Cost:
         return cpu.call_s + sum(self._single_queries_s(step, spans, cpu) for step in steps)
 
     def _single_queries_s(
-        self, step: Attend, spans: Sequence[RowSpan] | Sequence[_Part], unit: ComputeUnit
+        self, step: Attend, spans: Sequence[RowSpan] | Sequence[Part], unit: ComputeUnit
     ) -> float:
         num_rows = sum(span.num_new == 1 for span in spans)
-        return self.queries_s(step, _seen_keys(step, spans), num_rows, unit)
+        return self.queries_s(step, seen_keys(step, spans), num_rows, unit)
 
     def queries_s(self, step: Attend, num_keys: float, num_rows: int, unit: ComputeUnit) -> float:
         """One query of each of so many rows, by the keys and values that they read."""
@@ -374,8 +396,8 @@ class Cost:
         least = LEAST_SHARERS[self.policy.compute_tier]
         if step.window is not None and self.window_pages:  # rows have windows of their own
             least = len(spans) + 1
-        own, pairs = _own_parts(step, spans, least)
-        pairs += sum(_pairs(part, step.window) for part in own if part.num_new > 1)
+        own, pairs = own_parts(step, spans, least)
+        pairs += sum(pairs_of(part, step.window) for part in own if part.num_new > 1)
         flops = 4 * step.num_heads * step.head_dim * pairs
         prompts_s = flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
         return prompts_s + self._single_queries_s(step, own, self.unit)
@@ -389,49 +411,3 @@ class Cost:
 def _attending(unit: Unit, batch: MicroBatch) -> Sequence[RowSpan]:
     """The tokens that attend in a unit: all, or those that the head needs."""
     return batch.picked_spans() if unit.kind == "queries" else batch.rows
-
-
-class _Part(NamedTuple):
-    """What of a row's keys is attended for itself: many of them, made again and again."""
-
-    num_new: int
-    kv_len: int
-    total_len: int
-
-
-def _own_parts(
-    step: Attend, spans: Sequence[RowSpan], least: int
-) -> tuple[Sequence[RowSpan] | Sequence[_Part], float]:
-    """The rows without the keys that at least so many of them share, and the (query, key) pairs of
-    those."""
-    counts = Counter(span.prefix for span in spans if span.prefix is not None)
-    if step.share < 1 or not counts:
-        return spans, 0.0
-    own: list[_Part] = []
-    pairs = 0.0
-    for span in spans:
-        part = _Part(span.num_new, span.kv_len, span.total_len)
-        if span.prefix is not None and counts[span.prefix] >= least:
-            pairs += _pairs(part, step.window)
-            shared = span.shared_len
-            part = _Part(span.num_new, span.kv_len - shared, part.total_len - shared)
-            pairs -= _pairs(part, step.window)
-        own.append(part)
-    return own, pairs
-
-
-def _seen_keys(step: Attend, spans: Sequence[RowSpan] | Sequence[_Part]) -> float:
-    """Keys that rows with one query each attend."""
-    lengths = (span.total_len for span in spans if span.num_new == 1)
-    return sum(min(length, step.window or length) for length in lengths)
-
-
-def _pairs(span: RowSpan | _Part, window: int | None) -> float:
-    """(query, key) pairs of a row: causal, within the window."""
-    first, last = span.kv_len + 1, span.total_len
-    if window is None or last <= window:
-        return (first + last) * span.num_new / 2
-    if first >= window:
-        return window * span.num_new
-    growing = window - first + 1
-    return (first + window) * growing / 2 + window * (span.num_new - growing)

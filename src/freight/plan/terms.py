@@ -443,4 +443,5 @@ class Terms:
             dtype=own.dtype,
             units=tuple(range(len(own.programme.units))),
             window_pages=self.base.geometry.windows.pages,
+            may_stay=self.weight_bytes <= own.room[self.near],
         )

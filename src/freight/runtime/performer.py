@@ -27,6 +27,7 @@ from freight.runtime.answers import NewTokens
 from freight.runtime.attention_work import AttentionWork
 from freight.runtime.batches import BatchPreparer, PreparedBatch
 from freight.runtime.cpu_attention import CPUAttention
+from freight.runtime.expert_work import ExpertWork
 from freight.runtime.head import Head
 from freight.runtime.placement import Placement
 from freight.runtime.recurrence_work import RecurrenceWork
@@ -115,6 +116,14 @@ class Performer:
             0 if config.experts is None else config.experts.per_token,
             self._activations.dtype,
             self._workspace.device,
+        )
+        self._experts = ExpertWork(
+            programme,
+            weights=self._weights,
+            residual=self._residual,
+            workspace=self._workspace,
+            routing=self._routing,
+            chunk_tokens=self._policy.chunk_tokens,
         )
         self._work: Final[Mapping[Kind, Callable[[Operation], NewTokens | None]]] = {
             Kind.READ_WEIGHTS: self._read_weights,
@@ -297,7 +306,8 @@ class Performer:
         elif unit.kind == "recurrence":
             self._recurrence.perform(operation, prepared, unit)
         elif unit.kind == "expert":
-            self._expert(operation, prepared, unit)
+            parts = self._left(operation, prepared)
+            self._experts.perform(operation, prepared.batch.index, unit, parts)
         elif unit.kind in ("mlp", "router"):
             self._mlp(operation, prepared, unit)
         else:
@@ -404,26 +414,6 @@ class Performer:
     def chosen(self, k: int) -> frozenset[int]:
         """The experts that micro-batch ``k`` chose in the layer whose router was computed last."""
         return self._routing.chosen(k)
-
-    def _expert(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
-        weights = self._weights.parts(operation.unit, operation.slot)
-        k = prepared.batch.index
-        assert unit.expert is not None
-        own, routes = self._routing.tokens_of(k, unit.expert), self._routing.of(k)
-        tokens = own.places // routes.weights.shape[1]
-        shares = routes.weights.flatten()[own.places]
-        for first, rows in self._left(operation, prepared):
-            begin, behind = np.searchsorted(own.tokens, (first, first + rows.shape[0])).tolist()
-            for start, end in _ranges(behind - begin, self._policy.chunk_tokens):
-                some = slice(begin + start, begin + end)
-                frame = Frame(
-                    weights=weights,
-                    workspace=self._workspace,
-                    values=self._residual.values(rows),
-                    chosen=tokens[some] - first,
-                    shares=shares[some],
-                )
-                run_unit(unit, frame)
 
     def _left(self, operation: Operation, prepared: PreparedBatch) -> Parts:
         """The residual stream of those tokens that are left to compute."""

@@ -8,7 +8,6 @@ sorted there, so that no expert waits for the device to count its tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,30 @@ from freight.model.routes import Routes
 
 __all__ = ["ExpertTokens", "Routing"]
 
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sorted:
+    """What a micro-batch's tokens chose, by expert: the experts ``names`` [n], ascending, have the
+    choices from ``borders[i]`` to ``borders[i + 1]``, of the ``tokens``, ascending for each, on the
+    host, which are at ``places`` among the choices of all tokens, on the device."""
+
+    names: Ids
+    borders: Ids
+    tokens: Ids
+    places: torch.Tensor
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertTokens:
-    """An expert's ``tokens`` [n] in a micro-batch, ascending, on the host, and ``places`` [n] of
-    its choices among those of all tokens, on the device."""
+    """Of some experts, ``names`` [n], the ``counts`` [n] of their choices: the ``tokens``, expert
+    by expert and ascending for each, on the host, and their ``places`` among the choices of all
+    tokens, on the device."""
 
-    tokens: npt.NDArray[np.int64]
+    names: Ids
+    counts: Ids
+    tokens: Ids
     places: torch.Tensor
 
 
@@ -35,7 +51,9 @@ class Routing:
         self._per_token, self._dtype, self._device = per_token, dtype, device
         self._routes: dict[int, Routes] = {}
         self._made: dict[int, torch.cuda.Event] = {}
-        self._sorted: dict[int, dict[int, ExpertTokens]] = {}
+        self._sorted: dict[int, _Sorted] = {}
+        self._begun: dict[int, int] = {}
+        """Of a micro-batch, how many of those that it chose are computed."""
 
     def begin(self, k: int, num_tokens: int) -> Routes:
         """For micro-batch ``k``'s router to fill."""
@@ -65,15 +83,31 @@ class Routing:
         chosen = experts.flatten().cpu().numpy()
         order = np.argsort(chosen, kind="stable")
         names, firsts = np.unique(chosen[order], return_index=True)
-        places = experts.new_tensor(order)
-        self._sorted[k] = {
-            int(name): ExpertTokens(
-                tokens=order[first:last] // self._per_token, places=places[first:last]
-            )
-            for name, (first, last) in zip(names, pairwise([*firsts, len(order)]), strict=True)
-        }
-        return frozenset(self._sorted[k])
+        self._sorted[k] = _Sorted(
+            names=names,
+            borders=np.append(firsts, len(order)),
+            tokens=order // self._per_token,
+            places=experts.new_tensor(order),
+        )
+        self._begun[k] = 0
+        return frozenset(names.tolist())
 
-    def tokens_of(self, k: int, expert: int) -> ExpertTokens:
-        """Those of one that was ``chosen``."""
-        return self._sorted[k][expert]
+    def take(self, k: int, expert: int, behind: int, most: int) -> ExpertTokens | None:
+        """The choices of an expert that was ``chosen``, and of those after it up to the one
+        ``behind``, while all are ``most`` at most; they are to be computed then. None where it was
+        taken with one before it."""
+        own, begun = self._sorted[k], self._begun[k]
+        if begun and own.names[begun - 1] >= expert:
+            return None
+        assert own.names[begun] == expert, "experts are computed in order"
+        last = np.searchsorted(own.names, behind)
+        fits = np.searchsorted(own.borders, own.borders[begun] + most, side="right") - 1
+        end = max(begun + 1, min(int(last), int(fits)))
+        self._begun[k] = end
+        some = slice(own.borders[begun], own.borders[end])
+        return ExpertTokens(
+            names=own.names[begun:end],
+            counts=np.diff(own.borders[begun : end + 1]),
+            tokens=own.tokens[some],
+            places=own.places[some],
+        )

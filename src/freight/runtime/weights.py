@@ -119,6 +119,10 @@ class WeightStore:
         host = self._units[unit].host
         return host[piece.offset : piece.offset + piece.num_bytes]
 
+    def stays(self, unit: int) -> bool:
+        """Whether all of a unit lies on the compute tier."""
+        return not self._layout.all_units[unit].streamed
+
     def decode(self, unit: int, slot: int) -> None:
         """Cast what arrived in another dtype than it is kept in."""
         offset = 0
