@@ -66,7 +66,7 @@ def test_together_as_alone(
     together = ExpertWork._together
 
     def counted(self: ExpertWork, *arguments: Any) -> None:
-        counts.append(len(arguments[2].numbers))
+        counts.append(len(arguments[2].names))
         together(self, *arguments)
 
     monkeypatch.setattr(ExpertWork, "_together", counted)

@@ -36,10 +36,10 @@ def test_on_a_device_the_router_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     Late.routes = routing.begin(0, 2)
     Late.routes.experts.fill_(7)
     routing.end(0)
-    assert routing.chosen(0) == {1, 3, 4}
-    found = routing.take(0, 1, 2, 4)
-    assert found is not None
-    assert found.tokens.tolist() == [0, 1] and found.places.tolist() == [1, 2]
+    found = routing.choices(0)
+    assert found.names.tolist() == [1, 3, 4]
+    assert found.some(0, 1).tokens.tolist() == [0, 1]
+    assert found.some(0, 1).places.tolist() == [1, 2]
 
 
 def test_each_micro_batch_has_its_own() -> None:
@@ -47,27 +47,18 @@ def test_each_micro_batch_has_its_own() -> None:
     for k in range(2):
         routing.begin(k, 3).experts.copy_(torch.tensor([[k], [5], [k]]))
         routing.end(k)
-    assert routing.chosen(0) == {0, 5} and routing.chosen(1) == {1, 5}
+    for k in range(2):
+        assert routing.choices(k).names.tolist() == [k, 5]
     assert routing.of(1).experts.tolist() == [[1], [5], [1]]
 
 
-def test_experts_are_taken_while_choices_fit() -> None:
-    """In order, up to the one behind, the first however many chose it; what was taken with another
-    is not taken again."""
+def test_choices_are_sorted_by_expert_and_token() -> None:
     routing = Routing(2, torch.float32, torch.device("cpu"))
     routing.begin(0, 5).experts.copy_(torch.tensor([[3, 1], [1, 6], [3, 1], [7, 3], [6, 9]]))
     routing.end(0)
-    assert routing.chosen(0) == {1, 3, 6, 7, 9}
-    found = routing.take(0, 1, 8, 5)
-    assert found is not None and found.names.tolist() == [1]
-    assert found.counts.tolist() == [3] and found.tokens.tolist() == [0, 1, 2]
-    assert found.places.tolist() == [1, 2, 5]
-    found = routing.take(0, 3, 8, 6)
-    assert found is not None and found.names.tolist() == [3, 6, 7]
-    assert found.counts.tolist() == [3, 2, 1] and found.tokens.tolist() == [0, 2, 3, 1, 4, 3]
-    assert found.places.tolist() == [0, 4, 7, 3, 8, 6]
-    assert routing.take(0, 6, 8, 6) is None and routing.take(0, 7, 8, 6) is None
-    found = routing.take(0, 9, 10, 0)
-    assert found is not None and found.names.tolist() == [9] and found.tokens.tolist() == [4]
-    routing.chosen(0)
-    assert routing.take(0, 1, 2, 9) is not None
+    found = routing.choices(0)
+    assert found.names.tolist() == [1, 3, 6, 7, 9] and found.counts.tolist() == [3, 3, 2, 1, 1]
+    own = found.some(1, 4)
+    assert own.names.tolist() == [3, 6, 7] and own.borders.tolist() == [0, 3, 5, 6]
+    assert own.tokens.tolist() == [0, 2, 3, 1, 4, 3]
+    assert own.places.tolist() == [0, 4, 7, 3, 8, 6]

@@ -2,13 +2,13 @@
 each other are at hand, as many as scratch memory has room for.
 
 Alone an expert of a model with many takes longer to be asked for than to be computed, above all
-where it has a token or two.
+where it has a token or two. Of those that are computed together the first one's unit is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from freight.model.programme import Programme, Unit
 from freight.model.workspace import Workspace
 from freight.plan.operation import Operation
 from freight.runtime.residual import Parts, ResidualStream
-from freight.runtime.routing import ExpertTokens, Routing
+from freight.runtime.routing import Choices, Routing
 from freight.runtime.weights import WeightStore
 
 __all__ = ["ExpertWork"]
@@ -32,21 +32,10 @@ Ids = npt.NDArray[np.int64]
 
 
 class _Place(NamedTuple):
-    """Of a unit among neighbours that stay: all of these, and its own expert's number less its
-    place among them."""
+    """Of an expert among neighbours that stay: all of these, and the first one's number."""
 
     sets: ExpertSets
     first: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Turn:
-    """Choices of some experts among the tokens of one tensor: tokens count from its first row."""
-
-    numbers: Ids
-    counts: Ids
-    tokens: Ids
-    places: torch.Tensor
 
 
 class ExpertWork:
@@ -68,26 +57,42 @@ class ExpertWork:
         self._workspace = workspace
         self._routing = routing
         self._chunk_tokens = chunk_tokens
-        self._places: dict[int, _Place | None] = {}
+        self._places: dict[int, dict[int, _Place | None]] = {}
+        """By layer and expert."""
+        self._turns: dict[int, dict[int, Choices]] = {}
+        """By micro-batch and the first of those that are computed together."""
+
+    def chosen(self, k: int, layer: int) -> Collection[int]:
+        """The experts that are to be asked for in a layer whose router has run."""
+        choices, places = self._routing.choices(k), self._places_in(layer)
+        turns = self._turns[k] = {}
+        begin, count = 0, len(choices.names)
+        while begin < count:
+            place, end = places[int(choices.names[begin])], begin + 1
+            if place is not None:
+                behind = np.searchsorted(choices.names, place.first + place.sets.count)
+                most = choices.borders[begin] + self._chunk_tokens
+                fitting = np.searchsorted(choices.borders, most, side="right") - 1
+                end = max(end, min(int(behind), int(fitting)))
+            turns[int(choices.names[begin])] = choices.some(begin, end)
+            begin = end
+        return turns.keys()
 
     def perform(self, operation: Operation, k: int, unit: Unit, parts: Parts) -> None:
-        """What micro-batch ``k`` chose of the unit's expert and of its neighbours, if it was not
-        computed with those."""
-        assert unit.expert is not None
-        place = self._place(operation.unit)
-        behind = unit.expert + 1 if place is None else place.first + place.sets.count
-        taken = self._routing.take(k, unit.expert, behind, self._chunk_tokens)
-        if taken is None:
-            return
+        """What micro-batch ``k`` chose of the unit's expert and of those that are computed with
+        it."""
+        assert unit.expert is not None and unit.layer is not None
+        choices, place = self._turns[k][unit.expert], self._places_in(unit.layer)[unit.expert]
         for first, rows in parts:
-            if len(taken.names) == 1:
-                self._alone(operation, k, unit, _within(taken, first, rows.shape[0]), rows)
-            elif (own := _within(taken, first, rows.shape[0])).tokens.size:
+            own = _within(choices, first, rows.shape[0])
+            if len(choices.names) == 1:
+                self._alone(operation, k, unit, own, rows)
+            elif len(own.names):
                 assert place is not None
                 self._together(k, place, own, rows)
 
     def _alone(
-        self, operation: Operation, k: int, unit: Unit, own: _Turn, rows: torch.Tensor
+        self, operation: Operation, k: int, unit: Unit, own: Choices, rows: torch.Tensor
     ) -> None:
         weights = self._weights.parts(operation.unit, operation.slot)
         tokens = torch.from_numpy(own.tokens).to(rows.device)
@@ -103,15 +108,15 @@ class ExpertWork:
             )
             run_unit(unit, frame)
 
-    def _together(self, k: int, place: _Place, own: _Turn, rows: torch.Tensor) -> None:
+    def _together(self, k: int, place: _Place, own: Choices, rows: torch.Tensor) -> None:
         sets, in_rounds, borders = place.sets, *_rounds(own.tokens)
         ids = np.stack((own.tokens, in_rounds, own.tokens[in_rounds]))
         tokens, places, targets = torch.from_numpy(ids).to(rows.device)
         together = Together(
             weights=sets.weights,
             find_rows=sets.find_rows,
-            numbers=own.numbers - place.first,
-            firsts=np.cumsum(own.counts) - own.counts,
+            numbers=own.names - place.first,
+            firsts=own.borders[:-1],
             counts=own.counts,
             rounds=[(places[some], targets[some]) for some in borders],
         )
@@ -125,38 +130,41 @@ class ExpertWork:
         )
         run_unit(sets.first, frame)
 
-    def _place(self, number: int) -> _Place | None:
-        if number not in self._places:
-            layer = self._programme.units[number].layer
+    def _places_in(self, layer: int) -> Mapping[int, _Place | None]:
+        if layer not in self._places:
             units = enumerate(self._programme.units)
-            self._note([n for n, own in units if own.layer == layer and own.expert is not None])
-        return self._places[number]
+            numbers = [n for n, own in units if own.layer == layer and own.expert is not None]
+            self._places[layer] = dict(self._neighbours(numbers))
+        return self._places[layer]
 
-    def _note(self, numbers: Sequence[int]) -> None:
-        """Which of a layer's experts have neighbours that stay as they do."""
+    def _neighbours(self, numbers: Sequence[int]) -> Iterator[tuple[int, _Place | None]]:
+        """Experts of a layer, and what they are in if neighbours stay as they do."""
         for stay, some in groupby(numbers, self._weights.stays):
             own = list(some)
             units = [self._programme.units[number] for number in own]
+            experts = [unit.expert for unit in units if unit.expert is not None]
             place = None
             if stay and len(own) > 1:
-                expert = units[0].expert
-                assert expert is not None
                 weights = [self._weights.parts(number, -1) for number in own]
-                place = _Place(ExpertSets(units, weights), expert)
-            self._places.update(dict.fromkeys(own, place))
+                place = _Place(ExpertSets(units, weights), experts[0])
+            yield from ((expert, place) for expert in experts)
 
 
-def _within(taken: ExpertTokens, first: int, count: int) -> _Turn:
-    """Those of the tokens from ``first`` on, so many."""
-    tokens = taken.tokens - first
+def _within(choices: Choices, first: int, count: int) -> Choices:
+    """Those of the tokens from ``first`` on, so many, which count from there."""
+    tokens = choices.tokens - first
     here = (tokens >= 0) & (tokens < count)
     if here.all():
-        return _Turn(numbers=taken.names, counts=taken.counts, tokens=tokens, places=taken.places)
-    of_expert = np.repeat(np.arange(len(taken.names)), taken.counts)[here]
-    counts = np.bincount(of_expert, minlength=len(taken.names))
-    places = taken.places[torch.from_numpy(np.flatnonzero(here)).to(taken.places.device)]
+        return replace(choices, tokens=tokens)
+    of_expert = np.repeat(np.arange(len(choices.names)), choices.counts)[here]
+    counts = np.bincount(of_expert, minlength=len(choices.names))
     some = counts > 0
-    return _Turn(numbers=taken.names[some], counts=counts[some], tokens=tokens[here], places=places)
+    return Choices(
+        names=choices.names[some],
+        borders=np.append(0, np.cumsum(counts[some])),
+        tokens=tokens[here],
+        places=choices.places[torch.from_numpy(np.flatnonzero(here)).to(choices.places.device)],
+    )
 
 
 def _rounds(tokens: Ids) -> tuple[Ids, list[slice]]:

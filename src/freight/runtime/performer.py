@@ -5,7 +5,7 @@ Nothing is decided here and nothing waits; the executor calls in an order that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -117,6 +117,8 @@ class Performer:
             self._activations.dtype,
             self._workspace.device,
         )
+        self._routed: dict[int, int] = {}
+        """The layer of each micro-batch's last router."""
         self._experts = ExpertWork(
             programme,
             weights=self._weights,
@@ -400,6 +402,7 @@ class Performer:
                 run_unit(unit, frame)
         if routes is not None:
             self._routing.end(k)
+            self._routed[k] = self._layer(operation)
 
     def _ids(
         self, operation: Operation, prepared: PreparedBatch, unit: Unit
@@ -411,9 +414,10 @@ class Performer:
         own = ids[places] if operation.unit >= self._programme.picks_at else ids
         return own.to(self._residual.device)
 
-    def chosen(self, k: int) -> frozenset[int]:
-        """The experts that micro-batch ``k`` chose in the layer whose router was computed last."""
-        return self._routing.chosen(k)
+    def chosen(self, k: int) -> Collection[int]:
+        """The experts that are to be computed for micro-batch ``k`` in the layer whose router was
+        computed last."""
+        return self._experts.chosen(k, self._routed[k])
 
     def _left(self, operation: Operation, prepared: PreparedBatch) -> Parts:
         """The residual stream of those tokens that are left to compute."""

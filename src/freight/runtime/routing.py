@@ -15,33 +15,36 @@ import torch
 
 from freight.model.routes import Routes
 
-__all__ = ["ExpertTokens", "Routing"]
+__all__ = ["Choices", "Routing"]
 
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Sorted:
-    """What a micro-batch's tokens chose, by expert: the experts ``names`` [n], ascending, have the
-    choices from ``borders[i]`` to ``borders[i + 1]``, of the ``tokens``, ascending for each, on the
-    host, which are at ``places`` among the choices of all tokens, on the device."""
+class Choices:
+    """Of some experts: ``names`` [n], ascending, have the choices from ``borders[i]`` to
+    ``borders[i + 1]``, of the ``tokens``, ascending for each expert, on the host, which are at
+    ``places`` among the choices of all tokens, on the device."""
 
     names: Ids
     borders: Ids
     tokens: Ids
     places: torch.Tensor
 
+    @property
+    def counts(self) -> Ids:
+        """Of each expert."""
+        return np.diff(self.borders)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertTokens:
-    """Of some experts, ``names`` [n], the ``counts`` [n] of their choices: the ``tokens``, expert
-    by expert and ascending for each, on the host, and their ``places`` among the choices of all
-    tokens, on the device."""
-
-    names: Ids
-    counts: Ids
-    tokens: Ids
-    places: torch.Tensor
+    def some(self, begin: int, end: int) -> Choices:
+        """Those of neighbours."""
+        first, last = self.borders[[begin, end]]
+        return Choices(
+            names=self.names[begin:end],
+            borders=self.borders[begin : end + 1] - first,
+            tokens=self.tokens[first:last],
+            places=self.places[first:last],
+        )
 
 
 class Routing:
@@ -51,13 +54,9 @@ class Routing:
         self._per_token, self._dtype, self._device = per_token, dtype, device
         self._routes: dict[int, Routes] = {}
         self._made: dict[int, torch.cuda.Event] = {}
-        self._sorted: dict[int, _Sorted] = {}
-        self._begun: dict[int, int] = {}
-        """Of a micro-batch, how many of those that it chose are computed."""
 
     def begin(self, k: int, num_tokens: int) -> Routes:
         """For micro-batch ``k``'s router to fill."""
-        self._sorted.pop(k, None)
         shape = (num_tokens, self._per_token)
         self._routes[k] = Routes(
             experts=torch.empty(shape, dtype=torch.int64, device=self._device),
@@ -75,39 +74,17 @@ class Routing:
         """For the stream that ran the router."""
         return self._routes[k]
 
-    def chosen(self, k: int) -> frozenset[int]:
-        """The experts that any token chose, once the router has run."""
+    def choices(self, k: int) -> Choices:
+        """What all tokens chose, once the router has run."""
         if k in self._made:
             self._made[k].synchronize()
         experts = self._routes[k].experts
         chosen = experts.flatten().cpu().numpy()
         order = np.argsort(chosen, kind="stable")
         names, firsts = np.unique(chosen[order], return_index=True)
-        self._sorted[k] = _Sorted(
+        return Choices(
             names=names,
             borders=np.append(firsts, len(order)),
             tokens=order // self._per_token,
             places=experts.new_tensor(order),
-        )
-        self._begun[k] = 0
-        return frozenset(names.tolist())
-
-    def take(self, k: int, expert: int, behind: int, most: int) -> ExpertTokens | None:
-        """The choices of an expert that was ``chosen``, and of those after it up to the one
-        ``behind``, while all are ``most`` at most; they are to be computed then. None where it was
-        taken with one before it."""
-        own, begun = self._sorted[k], self._begun[k]
-        if begun and own.names[begun - 1] >= expert:
-            return None
-        assert own.names[begun] == expert, "experts are computed in order"
-        last = np.searchsorted(own.names, behind)
-        fits = np.searchsorted(own.borders, own.borders[begun] + most, side="right") - 1
-        end = max(begun + 1, min(int(last), int(fits)))
-        self._begun[k] = end
-        some = slice(own.borders[begun], own.borders[end])
-        return ExpertTokens(
-            names=own.names[begun:end],
-            counts=np.diff(own.borders[begun : end + 1]),
-            tokens=own.tokens[some],
-            places=own.places[some],
         )
