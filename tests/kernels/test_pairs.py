@@ -231,3 +231,46 @@ def test_only_sets_that_are_alike_have_a_table() -> None:
     assert of([[(plain.float(), None)]]) is None
     assert of([[(torch.zeros(4, 48, dtype=torch.bfloat16), None)]]) is None
     assert of([[(torch.zeros(8, 64, dtype=torch.bfloat16)[::2], None)]]) is None
+
+
+@pytest.mark.parametrize("columns", [96, 2304])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_tokens_of_several_sets_are_multiplied_as_those_of_one(
+    columns: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tiles and others, rows that are no whole panels, in one part and in several."""
+    _need_pairs()
+    monkeypatch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
+    loops = find_loops()
+    assert loops is not None
+    generator = torch.Generator().manual_seed(threads)
+    heights = (100, 100, 37)
+    sets = [[(_halves(generator, n, columns), None) for n in heights] for _ in range(6)]
+    counts = np.array([1, 13, 16, 33, 48, loops.pairs.MOST_OF_EACH])
+    firsts = np.cumsum(counts + 1) - counts
+    numbers = torch.randperm(6, generator=generator).numpy()
+    x = _halves(generator, int(firsts[-1] + counts[-1]) + 1, columns + 32)[:, :columns]
+    found = [_halves(generator, len(x), width + 6)[:, :width] for width in (100, 37)]
+    expected = [own.clone() for own in found]
+    rows = few_pairs.SeveralRows.of(sets)
+    assert rows is not None
+    room = torch.empty((int(counts[-1]) + 16) * columns, dtype=torch.bfloat16)
+    outs, outcomes = (found[0], found[0], found[1]), (PUTS, GATES, ADDS)
+    earlier_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rows.multiply(x, numbers, firsts, counts, outs, outcomes, are_few=False)
+        for number, first, count in zip(numbers, firsts, counts, strict=True):
+            own = slice(first, first + count)
+            (one, _), (two, _), (three, _) = sets[number]
+            gated, added = (each[own] for each in expected)
+            products = [
+                Product(rows=one, out=gated),
+                Product(rows=two, out=gated, gates=True),
+                Product(rows=three, out=added, adds=True),
+            ]
+            pairs.multiply_plain_pairs(x[own], products, lambda wanted: room[:wanted])
+    finally:
+        torch.set_num_threads(earlier_threads)
+    for own, wanted in zip(found, expected, strict=True):
+        assert torch.equal(own, wanted)

@@ -152,16 +152,19 @@ def multiply_few(x: torch.Tensor, products: Sequence[Product]) -> None:
     """Rows one by one, as fast as they can be read: all plain, or such codes."""
     kept, biases = _kept(products[0].rows), wide_biases(products)
     shares = worth_shares(x, products, LEAST_SHARED_OF_FEW)
-    _multiply(product_table(x, products, biases), kept, shares)
-
-
-def _multiply(table: npt.NDArray[np.int64], kept: Any, shares: int) -> None:
-    loops, counters = find_loops(), np.zeros(_COUNTERS, np.int64)
+    loops = find_loops()
     assert loops is not None
+    own = loops.few_pairs
+    _call(own.few_in_turns, own.few_together, shares, product_table(x, products, biases), kept)
+
+
+def _call(alone: Any, on_team: Any, shares: int, *arguments: Any) -> None:
+    """A loop that threads take turns in, or the same on OpenMP's."""
+    counters = np.zeros(_COUNTERS, np.int64)
     if threads := team_threads(shares):
-        loops.few_pairs.few_together(threads, counters, table, kept)
+        on_team(threads, counters, *arguments)
         return
-    together(lambda: loops.few_pairs.few_in_turns(counters, table, kept), shares, waits=False)
+    together(lambda: alone(counters, *arguments), shares, waits=False)
 
 
 def wide_biases(products: Sequence[Product]) -> list[torch.Tensor | None]:
@@ -244,10 +247,12 @@ class SeveralRows:
         counts: npt.NDArray[np.int64],
         outs: Sequence[torch.Tensor],
         outcomes: Sequence[int],
+        *,
+        are_few: bool = True,
     ) -> None:
         """Of the sets ``numbers`` each by as many tokens of x [T, columns], from the ``firsts`` on,
         as ``counts`` say; to the same rows of each matrix's ``outs`` [T, rows] goes what is made,
-        as its outcome says."""
+        as its outcome says. Unless they ``are_few`` all rows are plain."""
         num_sets, num_matrices = len(numbers), len(outs)
         lines = np.zeros((num_sets, 1 + num_matrices, _TABLE_COLUMNS + 1), np.int64)
         of_tokens, products = lines[:, 0], lines[:, 1:]
@@ -262,4 +267,12 @@ class SeveralRows:
         products[..., -1] = np.arange(num_sets)[:, None] * (1 + num_matrices)
         read = int(products[..., 1].sum()) * x.shape[1]
         shares = max(1, read * TOKENS_WORTH_ROWS // LEAST_SHARED_OF_FEW)
-        _multiply(lines.reshape(-1, lines.shape[-1]), self._kept, shares)
+        loops, table = find_loops(), lines.reshape(-1, lines.shape[-1])
+        assert loops is not None
+        if are_few:
+            own = loops.few_pairs
+            _call(own.few_in_turns, own.few_together, shares, table, self._kept)
+        else:
+            of_pairs, most = loops.pairs, int(counts.max(initial=1))
+            of_tokens[:, 4] = of_pairs.columns_together(x.shape[1] // 2, most)
+            _call(of_pairs.several_in_turns, of_pairs.several_together, shares, table)

@@ -26,6 +26,7 @@ from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_few_blocks import ROWS, put_few_products
 from freight.kernels.product_loops import put_sums
+from freight.kernels.product_tables import gates_before, place_of, rows_of
 from freight.kernels.row_kinds import (
     EXPONENT,
     KeptBytes,
@@ -34,7 +35,6 @@ from freight.kernels.row_kinds import (
     KeptPairs,
     kind_of,
 )
-from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH, load, splat, store
 
@@ -53,27 +53,6 @@ _BYTES = 4
 _ONE, _TWO, _FOUR, _SIX = (put_few_products(count) for count in (1, 2, 4, 6))
 _HALF_OF_EIGHT, _HALF_OF_TWELVE = (put_few_products(count, ROWS // 2) for count in (4, 6))
 """That fetch as much in each of two blocks as others do in one."""
-
-
-@uncounted
-def _gates(table, line):  # type: ignore[no-untyped-def]
-    """Whether a line is of a product that gates the one before."""
-    return table[line, 6] >= 0 and table[line, 3] == GATES
-
-
-@uncounted
-def _place(table, turn, line, before):  # type: ignore[no-untyped-def]
-    """The line whose rows a turn is of, the first of them, and the turns of the lines before it;
-    line 0 behind the last turn. It is looked for from a ``line`` on that has so many ``before``.
-    Rows that gate have their turns with those before them, whose results they gate."""
-    while line < table.shape[0]:
-        if table[line, 6] >= 0 and not _gates(table, line):
-            turns = (table[line, 1] + _TURN_ROWS - 1) // _TURN_ROWS
-            if turn - before < turns:
-                return line, (turn - before) * _TURN_ROWS, before
-            before += turns
-        line += 1
-    return 0, 0, before
 
 
 @uncounted
@@ -218,18 +197,15 @@ def _some_rows(kind, table, line, first, following, laid, room, sums, turned):  
 @njit(nogil=True, cache=True, boundscheck=False)
 def few_in_turns(counters, table, kind):  # type: ignore[no-untyped-def]
     """Products of tokens, FEW_TOKENS at most with the same rows, and rows that are all kept in one
-    way, all of which are there when this returns, whoever made them. A line of the table, the first
-    among them, says of tokens where they are, pairs from one to the next, how many pairs, and how
-    many tokens, and last -1. Others say of a product of such tokens where rows are and how many,
-    where float32 are to be added or 0, what becomes of sums, where results are, numbers from one to
-    the next, and which line the tokens have. All rows have as many columns. Of two counters the
-    first says how many turns are taken, the second how many rows are done."""
+    way, all of which are there when this returns, whoever made them. All rows have as many
+    columns. Of two counters the first says how many turns are taken, the second how many rows are
+    done."""
     columns, known = table[0, 2], np.int64(-1)
     laid = whole_lines(_MOST_TOKENS * columns)
     # Of groups there are as many as sixteens of pairs at most, up to whole vectors.
     room = zero_lines(_MOST_TOKENS * (columns // WIDTH + WIDTH)), zero_lines(ROWS * columns)
     sums, turned = zero_lines(_TURN_ROWS * WIDTH), whole_lines(WIDTH * WIDTH)
-    line, first, before = _place(table, take(counters, U(0), 1), 1, 0)
+    line, first, before = place_of(table, take(counters, U(0), 1), 1, 0, _TURN_ROWS)
     while line > 0:
         if table[line, 6] != known:
             known = table[line, 6]
@@ -239,11 +215,11 @@ def few_in_turns(counters, table, kind):  # type: ignore[no-untyped-def]
             given, together = (pitch, columns, tokens), _together(tokens)
             _lay_tokens(kind, x, halves, given, together, laid, room[0])
         turn = take(counters, U(0), 1)
-        next_line, next_first, before = _place(table, turn, line, before)
+        next_line, next_first, before = place_of(table, turn, line, before, _TURN_ROWS)
         following = np.int64(0)
         if next_line > 0:
             following = table[next_line, 0] + next_first * kind.row_bytes
-        gates = line + 1 < table.shape[0] and _gates(table, line + 1)
+        gates = gates_before(table, line + 1)
         own = table[line + 1, 0] + first * kind.row_bytes if gates else following
         _some_rows(kind, table, line, first, own, laid, room, sums, turned)
         if gates:
@@ -251,11 +227,7 @@ def few_in_turns(counters, table, kind):  # type: ignore[no-untyped-def]
         height = min(_TURN_ROWS, table[line, 1] - first)
         take(counters, U(1), (2 if gates else 1) * height)
         line, first = next_line, next_first
-    count = np.int64(0)
-    for other in range(1, table.shape[0]):
-        if table[other, 6] >= 0:
-            count += table[other, 1]
-    wait_for(counters, U(1), count)
+    wait_for(counters, U(1), rows_of(table))
 
 
 @njit(nogil=True, cache=True)

@@ -20,13 +20,15 @@ from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import lay_in_tiles, put_sums
+from freight.kernels.product_tables import gates_before, place_of, rows_of
 from freight.kernels.row_kinds import PairRows, kind_of
 from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
-from freight.kernels.vectors import WIDTH
+from freight.kernels.vectors import WIDTH, load, splat, store, transpose
 
 __all__ = [
     "FEW_TOKENS_OF_CODES",
+    "MOST_OF_EACH",
     "MOST_TOGETHER",
     "MOST_TOKENS",
     "columns_together",
@@ -37,6 +39,8 @@ __all__ = [
     "plain_in_turns",
     "plain_together",
     "rows_of_a_turn",
+    "several_in_turns",
+    "several_together",
     "wait_for",
 ]
 
@@ -46,6 +50,9 @@ MOST_TOGETHER = 512
 """Tokens that are multiplied at once: as many as there is room for."""
 MOST_TOKENS = 1 << 30
 """Up to which plain rows had better be multiplied so: any number."""
+MOST_OF_EACH = 64
+"""Tokens that each thread lays for itself: with more it takes too long, and there is enough to do
+that who waits for others waits little."""
 _MOST_COLUMNS = 1024
 """Pairs of a row that meet all tokens before the next ones do."""
 FEW_TOKENS_OF_CODES = 10
@@ -160,6 +167,78 @@ def plain_in_turns(counters, table):  # type: ignore[no-untyped-def]
         )
         made += count
     wait_for(counters, U(2), made)
+
+
+@uncounted
+def _lay_padded(x, pitch, columns, tokens, length, padded, tiles):  # type: ignore[no-untyped-def]
+    """As ``lay_in_tiles`` of all tokens, the last ones through room for sixteen, which is as fast
+    for few of them as for all."""
+    whole, num_tiles = tokens // WIDTH, (tokens + WIDTH - 1) // WIDTH
+    lay_in_tiles(x, pitch, columns, tokens, length, 0, whole, tiles)
+    if whole == num_tiles:
+        return
+    for place in range(WIDTH):
+        source, to = (whole * WIDTH + place) * pitch, place * columns
+        for column in range(0, columns, WIDTH):
+            pairs = splat(F(0.0))
+            if whole * WIDTH + place < tokens:
+                pairs = load(x, U(source + column))
+            store(padded, U(to + column), pairs)
+    for first in range(0, columns, length):
+        width = min(length, columns - first)
+        at = (first * num_tiles + whole * width) * WIDTH
+        for column in range(0, width, WIDTH):
+            transpose(padded, U(first + column), U(columns), tiles, U(at + column * WIDTH))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def several_in_turns(counters, table):  # type: ignore[no-untyped-def]
+    """Products of tokens, MOST_OF_EACH at most with the same rows, and plain rows, all of which are
+    there when this returns, whoever made them. Each thread lays tokens for itself, and so waits for
+    nobody before the end. The first line of the table also says how many pairs of rows meet all
+    tokens at once. Of two counters the first says how many turns are taken, the second how many
+    rows are done."""
+    columns, length, known = table[0, 2], table[0, 4], np.int64(-1)
+    tiles, padded = whole_lines(MOST_OF_EACH * columns), whole_lines(WIDTH * columns)
+    sums = whole_lines(MOST_OF_EACH * _MANY_ROWS)
+    laid, turned = zero_lines(ROWS * length).view(np.uint32), whole_lines(WIDTH * WIDTH)
+    line, first, before = place_of(table, take(counters, U(0), 1), 1, 0, _MANY_ROWS)
+    while line > 0:
+        if table[line, 6] != known:
+            known = table[line, 6]
+            begin, pitch, tokens = table[known, 0], table[known, 1], table[known, 3]
+            x = floats_at(begin, (tokens - 1) * pitch + columns)
+            _lay_padded(x, pitch, columns, tokens, length, padded, tiles)
+        words, height = tiles.view(np.uint32), min(_MANY_ROWS, table[line, 1] - first)
+        gates = gates_before(table, line + 1)
+        for own in range(line, line + 1 + gates):
+            place = own, first, height
+            _put_rows(table, place, tokens, length, words, laid, sums, turned)
+        take(counters, U(1), (1 + gates) * height)
+        line, first, before = place_of(table, take(counters, U(0), 1), line, before, _MANY_ROWS)
+    wait_for(counters, U(1), rows_of(table))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _put_rows(table, place, tokens, length, tiles, laid, sums, turned):  # type: ignore[no-untyped-def]
+    """So many rows of a line from the first on, and all tokens."""
+    line, first, height = place
+    columns, added, adds, apart = table[0, 2], table[line, 2], table[line, 3], table[line, 5]
+    num_tiles = (tokens + WIDTH - 1) // WIDTH
+    rows = PairRows(words_at(table[line, 0], (first + height) * columns), columns)
+    sums[: num_tiles * _MANY_ROWS * WIDTH] = F(0.0)
+    for begin in range(0, columns, length):
+        part = first, height, begin, min(length, columns - begin)
+        _add_rows(rows, part, laid, length, tiles, num_tiles, sums, _MANY_ROWS)
+    bias = floats_at(added + 4 * first if added else 0, height if added else 0)
+    out = halves_at(table[line, 4] + 2 * first, (tokens - 1) * apart + height)
+    put_sums(sums, _MANY_ROWS, tokens, height, bias, adds, out, apart, turned)
+
+
+@njit(nogil=True, cache=True)
+def several_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(several_in_turns, arguments, threads)
 
 
 @njit(nogil=True, cache=True)

@@ -42,6 +42,7 @@ from freight.model.tiles import laid_tokens
 from freight.quantities import align_up
 
 __all__ = [
+    "most_of_each",
     "most_one_by_one",
     "multiply_pairs",
     "multiply_plain_pairs",
@@ -347,6 +348,16 @@ def most_one_by_one(rows: SeveralRows) -> int:
     assert loops is not None
     counts = (loops.few_pairs.FEW_TOKENS, _FEWEST_TOKENS)
     return next((n for n in counts if _are_faster(n, has_plain=True) and _one_by_one(n)), 0)
+
+
+def most_of_each(rows: SeveralRows) -> int:
+    """How many tokens of each set more than a few had better be multiplied by one call for all sets
+    as well; 0 where there is no loop."""
+    loops = find_loops()
+    if loops is None or not rows.are_plain or _loops_of_many(loops) is not loops.pairs:
+        return 0
+    own = int(loops.pairs.MOST_OF_EACH)
+    return own if _are_faster(own, has_plain=True) else 0
 
 
 def _probe_tokens(tokens: int) -> int:

@@ -15,7 +15,7 @@ import torch
 from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.integers import IntegerRows, IntegerTokens, integer_product
-from freight.kernels.pairs import most_one_by_one
+from freight.kernels.pairs import most_of_each, most_one_by_one
 from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.sums import ADDS, GATES, PUTS
 from freight.model.frame import Frame, Member, Rows, Together
@@ -31,10 +31,10 @@ def project(steps: Sequence[Project], frame: Frame) -> None:
     x = frame.values[steps[0].x]
     assert all(not step.adds or step.out in frame.values for step in steps)
     outs = [frame.new(step.out, x, step.weight.num_rows) for step in steps]
-    few = _few(steps, x, outs, frame)
-    if few is not None:
-        few.multiply(x, outs, [ADDS if step.adds else PUTS for step in steps])
-    for member in frame.members() if few is None else few.others():
+    known = _by_table(steps, x, outs, frame)
+    if known is not None:
+        known.multiply(x, outs, [ADDS if step.adds else PUTS for step in steps])
+    for member in frame.members() if known is None else known.others():
         plain: list[Product] = []
         for step, out in zip(steps, outs, strict=True):
             for rows, bias, part in _parts(step, member, out):
@@ -66,36 +66,40 @@ def project_groups(step: ProjectGroups, frame: Frame) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Few:
-    """Those experts ``some`` [n] of several whose tokens are so few that loops multiply them by one
-    call."""
+class _ByTable:
+    """Those experts of several that loops multiply by one call: the ``few`` [n] whose tokens are
+    few, and by another one those that have ``more`` [n]."""
 
     rows: SeveralRows
     together: Together
-    some: npt.NDArray[np.bool_]
+    few: npt.NDArray[np.bool_]
+    more: npt.NDArray[np.bool_]
 
     def multiply(
         self, x: torch.Tensor, outs: Sequence[torch.Tensor], outcomes: Sequence[int]
     ) -> None:
-        own, some = self.together, self.some
-        if some.any():
-            places = own.numbers[some], own.firsts[some], own.counts[some]
-            self.rows.multiply(x, *places, outs, outcomes)
+        own = self.together
+        for some, are_few in ((self.few, True), (self.more, False)):
+            if some.any():
+                places = own.numbers[some], own.firsts[some], own.counts[some]
+                self.rows.multiply(x, *places, outs, outcomes, are_few=are_few)
 
     def others(self) -> list[Member]:
-        return self.together.members(~self.some)
+        return self.together.members(~(self.few | self.more))
 
 
-def _few(
+def _by_table(
     steps: Sequence[Project], x: torch.Tensor, outs: Sequence[torch.Tensor], frame: Frame
-) -> _Few | None:
+) -> _ByTable | None:
     if frame.together is None:
         return None
     rows = frame.together.find_rows(steps)
     if rows is None or not rows.takes(x, outs):
         return None
-    some = frame.together.counts <= most_one_by_one(rows)
-    return _Few(rows=rows, together=frame.together, some=some)
+    counts = frame.together.counts
+    few = counts <= most_one_by_one(rows)
+    more = ~few & (counts <= most_of_each(rows))
+    return _ByTable(rows=rows, together=frame.together, few=few, more=more)
 
 
 _Part = tuple[Rows, torch.Tensor | None, torch.Tensor]
@@ -130,13 +134,13 @@ def project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Fram
         return False
     x = frame.values[first.x]
     out = frame.new(first.out, x, first.weight.num_rows)
-    few = _few(products, x, (out, out), frame)
-    members = frame.members() if few is None else few.others()
+    known = _by_table(products, x, (out, out), frame)
+    members = frame.members() if known is None else known.others()
     gated = [_gated(products, x, out, member) for member in members]
     if any(own is None for own in gated):
         return False
-    if few is not None:
-        few.multiply(x, (out, out), (PUTS, GATES))
+    if known is not None:
+        known.multiply(x, (out, out), (PUTS, GATES))
     for member, own in zip(members, gated, strict=True):
         assert own is not None
         _multiply_plain(x[member.rows], own, frame)
