@@ -24,8 +24,12 @@ from freight.kernels import (
     group_product_loops,
     product_loops,
     recurrence_loops,
+    stream_loops,
     token_loops,
 )
+from freight.kernels.few_pairs import SeveralRows
+from freight.kernels.streams import collapse_streams, expand_streams, share_streams
+from freight.kernels.sums import PUTS
 from freight.kernels.grouped import CompressedRows, dequantise, small_product
 from freight.kernels.recurrence import recur, convolve
 from freight.kernels.state_heads import StateHeads
@@ -51,7 +55,8 @@ across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
 short = ShortExponents(spare=40)
 names = ["bfloat16", own.name, across.name, short.name]
-warm_up(dtype, weights=names, kv_format=kept, keeps_states=True)
+more = {"keeps_states": True, "has_experts": True, "has_streams": True}
+warm_up(dtype, weights=names, kv_format=kept, **more)
 warm_up(dtype, weights=["bfloat16"], kv_format=None)
 wide = Grouped(bits=4, group_size=128)
 warm_up(dtype, weights=["bfloat16"], kv_format=wide)
@@ -66,6 +71,9 @@ used = (
     token_loops.rotate,
     recurrence_loops.convolve,
     recurrence_loops.recur,
+    stream_loops.collapse,
+    stream_loops.share,
+    stream_loops.expand,
 )
 # Only where they are faster than torch, or there are instructions for them.
 certain = len(used)
@@ -74,7 +82,8 @@ used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, few.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
     if tiles is None:
-        used += (pairs.plain_in_turns, find_loops().code_queries.attend_heads)
+        used += (pairs.plain_in_turns, pairs.several_in_turns)
+        used += (find_loops().code_queries.attend_heads,)
     used += (find_loops().pair_queries.attend_heads,)
 if tiles is not None:
     used += (tiles.many_in_turns, find_loops().tile_blocks.many_in_turns)
@@ -104,6 +113,20 @@ def use():
     pages = Pages(
         raw=raw, num_heads=2, page_tokens=16, width=96, dtype=dtype, number_format=kept
     )
+    rows = SeveralRows.of([[(plain, None)]])
+    if rows is not None and rows.takes(torch.zeros(64, 128, dtype=dtype), ()):
+        x, out = torch.zeros(64, 128, dtype=dtype), torch.empty(64, 4096, dtype=dtype)
+        one = np.ones(1, int)
+        for count in (2, 40):
+            rows.multiply(x, one - 1, one - 1, count * one, (out,), (PUTS,), are_few=count == 2)
+    streams, shares = torch.zeros(9, 3 * 48, dtype=dtype), torch.zeros(9, 12, dtype=dtype)
+    y, mapped, ones = torch.zeros(9, 48, dtype=dtype), torch.zeros(9, 15), torch.ones(15)
+    weight = torch.zeros(15, 3 * 48)
+    assert collapse_streams(streams, weight, ones, ones, y, mapped, eps=0.1, floor=0.1)
+    sizes = {"magnitude": 2.0, "least_share": 0.0, "rounds": 3, "floor": 0.1}
+    assert share_streams(mapped, shares, 3, **sizes)
+    for mixed in (True, False):
+        assert expand_streams(streams, y, shares, 3, mixed=mixed)
     places, k = torch.tensor([3, 4]), torch.zeros(2, 2, 96, dtype=dtype)
     append_rows(pages, torch.tensor([0, 2]), places, k, k)
     room = Workspace(torch.zeros(1 << 16, dtype=torch.uint8))

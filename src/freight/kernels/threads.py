@@ -77,6 +77,7 @@ class Loops:
     code_queries: Any
     tokens: Any
     recurrence: Any
+    streams: Any
 
 
 @cache
@@ -96,6 +97,7 @@ def find_loops() -> Loops | None:
             product_loops,
             query_block_loops,
             recurrence_loops,
+            stream_loops,
             token_loops,
         )
     except ImportError:
@@ -122,6 +124,7 @@ def find_loops() -> Loops | None:
         query_blocks=query_block_loops,
         tokens=token_loops,
         recurrence=recurrence_loops,
+        streams=stream_loops,
     )
 
 

@@ -13,16 +13,20 @@ import numpy as np
 import torch
 
 from freight.kernels.attention_choice import loop_attends_faster
+from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.integer_tiles import multiply_in_tiles
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
+from freight.kernels.pairs import most_of_each
 from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.recurrence import convolve, recur
 from freight.kernels.row_states import RowStates
 from freight.kernels.sharing import team_threads, without_team
 from freight.kernels.state_heads import StateHeads
+from freight.kernels.streams import collapse_streams, expand_streams, share_streams
+from freight.kernels.sums import PUTS
 from freight.kernels.threads import dequantise_on_cpu, product_on_cpu, quantise_on_cpu, scale_on_cpu
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.number_format import (
@@ -58,11 +62,13 @@ def warm_up(
     weights: Iterable[str],
     kv_format: Grouped | None,
     keeps_states: bool = False,
+    has_experts: bool = False,
+    has_streams: bool = False,
     cpu_computes: bool = True,
 ) -> None:
     """For a model that computes with ``dtype`` and keeps its weights, by the names of their
-    formats, keys and values so, and in some layers states. Where not ``cpu_computes``, it attends
-    single queries at most."""
+    formats, keys and values so, in some layers states; that has experts, or a residual stream that
+    is several. Where not ``cpu_computes``, it attends single queries at most."""
     names = set(weights)
 
     def call_all() -> None:
@@ -71,6 +77,10 @@ def warm_up(
             _warm_up_prompts(dtype, None if kv_format is None else _FORMAT)
             if keeps_states:
                 _warm_up_states(dtype)
+            if has_experts:
+                _warm_up_several(dtype)
+            if has_streams:
+                _warm_up_streams(dtype)
         _warm_up_single_queries(dtype, None if kv_format is None else _FORMAT)
 
     if team_threads(_TEAM_SHARES, is_short=True):
@@ -185,6 +195,25 @@ def _warm_up_states(dtype: torch.dtype) -> None:
     rate, number, out = x[:, :1], torch.zeros(1), torch.zeros(1, 32, dtype=dtype)
     memory = torch.zeros(1, 1, 16, 32)
     recur(x, rate, rate, number, number, None, memory, out, heads=heads, rows=rows)
+
+
+def _warm_up_several(dtype: torch.dtype) -> None:
+    """Of plain rows: other ones are met by loops that take one set as well."""
+    own, x = torch.zeros(32, 64, dtype=dtype), torch.zeros(32, 64, dtype=dtype)
+    rows, one = SeveralRows.of([[(own, None)]]), np.ones(1, np.int64)
+    if rows is not None and rows.takes(x, (x,)) and most_of_each(rows):
+        rows.multiply(
+            x, one - 1, one - 1, 32 * one, (torch.empty_like(own),), (PUTS,), are_few=False
+        )
+
+
+def _warm_up_streams(dtype: torch.dtype) -> None:
+    x, y, shares = (torch.zeros(1, size, dtype=dtype) for size in (16, 16, 2))
+    mapped, ones = torch.zeros(1, 3), torch.ones(3)
+    collapse_streams(x, torch.zeros(3, 16), ones, ones, y, mapped, eps=1.0, floor=0.0)
+    given = {"magnitude": 1.0, "least_share": 0.0, "rounds": 1, "floor": 0.0}
+    share_streams(mapped, shares, 1, **given)  # type: ignore[arg-type]
+    expand_streams(x, y, shares, 1, mixed=True)
 
 
 def _width(kv_format: Grouped | None) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from freight.kernels.streams import collapse_streams, expand_streams, share_streams
 from freight.model.frame import Frame
 from freight.model.stream_steps import Average, Collapse, Expand, Spread
 from freight.model.tiles import STREAM_TOKENS
@@ -38,13 +39,17 @@ def _collapse(step: Collapse, frame: Frame) -> None:
     shares = None if step.shares is None else frame.new(step.shares, x, step.share_columns)
     with frame.workspace.frame():
         mapped = frame.workspace.take(len(x), step.num_mappings, dtype=torch.float32)
-        for some in _tiles(len(x)):
+        base, factors = frame.vector(step.base), _factors(step, frame)
+        is_done = collapse_streams(
+            x, weight, factors, base, out, mapped, eps=step.eps, floor=step.floor
+        )
+        for some in () if is_done else _tiles(len(x)):
             with frame.workspace.frame():
                 wide = _widened(x[some], frame)
                 own = torch.mm(wide, weight.t(), out=mapped[some])
                 length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
                 own.mul_(length.square_().div_(x.shape[1]).add_(step.eps).rsqrt_())
-                _scale_and_shift(own, step, frame)
+                own.mul_(factors).add_(base)
                 weights = own[:, None, :count].sigmoid().add_(step.floor)
                 total = frame.workspace.take(len(wide), 1, out.shape[1], dtype=torch.float32)
                 torch.bmm(weights, _apart(wide, count), out=total)
@@ -53,17 +58,25 @@ def _collapse(step: Collapse, frame: Frame) -> None:
             _share(step, mapped, shares)
 
 
-def _scale_and_shift(mapped: torch.Tensor, step: Collapse, frame: Frame) -> None:
-    """Mappings of tokens, each part by its own factor."""
-    factors, count = frame.vector(step.scale), step.num_streams
-    borders = (0, count, 2 * count, step.num_mappings)
-    for part, factor in enumerate(factors):
-        mapped[:, borders[part] : borders[part + 1]].mul_(factor)
-    mapped.add_(frame.vector(step.base))
+def _factors(step: Collapse, frame: Frame) -> torch.Tensor:
+    """What mappings [M] are multiplied by, each part by its own."""
+    own, count = frame.vector(step.scale), step.num_streams
+    parts = [count, count, step.num_mappings - 2 * count][: len(own)]
+    return torch.cat([factor.expand(size) for factor, size in zip(own, parts, strict=True)])
 
 
 def _share(step: Collapse, mapped: torch.Tensor, shares: torch.Tensor) -> None:
     count = step.num_streams
+    if share_streams(
+        mapped,
+        shares,
+        count,
+        magnitude=step.magnitude,
+        least_share=step.least_share,
+        rounds=step.rounds,
+        floor=step.floor,
+    ):
+        return
     own = mapped[:, count : 2 * count].sigmoid().mul_(step.magnitude).add_(step.least_share)
     shares[:, :count].copy_(own)
     if not step.rounds:
@@ -79,6 +92,8 @@ def _share(step: Collapse, mapped: torch.Tensor, shares: torch.Tensor) -> None:
 def _expand(step: Expand, frame: Frame) -> None:
     x, y, count = frame.values[step.x], frame.values[step.y], step.num_streams
     shares = frame.values[step.shares]
+    if expand_streams(x, y, shares, count, mixed=step.mixed):
+        return
     for some in _tiles(len(x)):
         with frame.workspace.frame():
             streams = _apart(_widened(x[some], frame), count)

@@ -173,6 +173,8 @@ def open_model(
         weights=kept,
         kv_format=config.kv_format,
         keeps_states=isinstance(config.recurrence, Recurrence),
+        has_experts=config.experts is not None,
+        has_streams=config.streams is not None,
         cpu_computes=device.kind != "cuda",
     )
     programme = build_programme(config)
