@@ -420,6 +420,27 @@ def test_one_layer_with_experts_tells_what_all_would(
     assert few_s == pytest.approx(all_s, rel=0.04)
 
 
+def test_prompts_of_layers_with_states_and_experts_are_told_where_arithmetic_binds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the last layer's mixing one token of each row is left: what the experts of other
+    layers do with all of them must be told by one of the few that are looked at."""
+
+    def seconds() -> float:
+        room: dict[Tier, int] = {"cpu": 200 * GIB}
+        wishes = Wishes(micro_batch_size=32, num_micro_batches=1, admission="zigzag")
+        machine, shape = find_machine("laptop"), (256, 4)
+        model = "qwen3.5-35b-a3b"
+        found = search(model, machine, room, rows=32, shape=shape, wishes=wishes)
+        return found.forecast.seconds
+
+    few_s = seconds()
+    monkeypatch.setattr(samples, "_depths_with", lambda config: (1, config.num_layers))
+    all_s = seconds()
+    assert few_s != all_s  # they were looked at
+    assert few_s == pytest.approx(all_s, rel=0.02)
+
+
 def test_a_few_pieces_tell_what_all_would_and_more_of_them_wait_in_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -60,7 +60,7 @@ _PASSES: Final[Mapping[type, float]] = {
     **dict.fromkeys((Widen, Narrow), 2.5),
     Spread: 5.0,
     Average: 5.0,
-    Collapse: 13.0,
+    Collapse: 20.0,
     Expand: 7.0,
 }
 _PASSES_OF_NORM: Final[Mapping[str, float]] = {

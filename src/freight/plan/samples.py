@@ -17,6 +17,7 @@ from typing import Final
 
 from freight.hardware.machine import Machine
 from freight.model.decoder import build_programme
+from freight.model.layer_kinds import CompressedKeys
 from freight.model.programme import Programme
 from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep, roll_out
@@ -204,9 +205,11 @@ def _rough_depths(policy: Policy) -> tuple[int, int]:
 
 def _depths_with(config: ModelConfig) -> tuple[int, int]:
     """Behind one layer with experts, or where layers are of several kinds and have none behind a
-    period of them, and whole periods of layers later, so many units apart. Where they have both a
-    period is long enough to begin before it."""
+    period of them, and whole periods of layers later, so many units apart: of the last layer some
+    tokens alone are computed to its end, so both end with one of the same kind."""
     experts, layers = config.experts, range(config.num_layers)
+    kept = config.recurrence
+    rates = kept.rates if isinstance(kept, CompressedKeys) else (0,) * config.num_layers
     plain = next(filter(config.has_experts, layers), 0)
     kinds = [
         (
@@ -214,6 +217,7 @@ def _depths_with(config: ModelConfig) -> tuple[int, int]:
             config.sliding_windows[i],
             config.attends(i),
             config.parts and config.parts[i],
+            rates[i],
         )
         for i in layers
     ]
@@ -225,10 +229,7 @@ def _depths_with(config: ModelConfig) -> tuple[int, int]:
         + (num_experts if config.has_experts(i) else config.has_mlp(i))
         for i in layers[plain : plain + period]
     )
-    if _are_alike(config):
-        plain += 1
-    elif experts is None:
-        plain += period
+    plain += period if experts is None and not _are_alike(config) else 1
     return plain, plain + period * -(-_UNITS_APART // of_period)
 
 

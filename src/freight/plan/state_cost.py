@@ -19,6 +19,10 @@ _PASSES: Final = 2.0
 _PASSES_PER_TOKEN: Final = 0.2
 """A row's matrices are read and written once, however many tokens it brings; what each of them does
 goes on in a cache."""
+_SHARE_OF_RATE: Final = 0.3
+"""Of that of attention in pages: keys that are kept as a state are attended by torch's steps."""
+_CALLS: Final = 3.0
+"""Of a unit's own, before any row is looked at: these are many steps."""
 _PASSES_OF_KEYS: Final = 4.0
 """How often the keys of a row pass that brings one token: they are put together first."""
 
@@ -34,21 +38,22 @@ def states_s(
     passes = _PASSES * len(spans) + _PASSES_PER_TOKEN * (tokens - len(spans))
     passed = 4 * wide * passes + _PASSES * len(spans) * plain * size
     seconds = 0.0
+    rate = _SHARE_OF_RATE * own.attention_flops[own.nearest_dtype(dtype)]
     for step in unit.steps:
         if isinstance(step, AttendKept):
             pairs = [_pairs(step, span.kv_len, span.total_len) for span in spans]
             flops = 4.0 * step.num_heads * step.width * sum(pairs)
             if (own_choice := step.choose) is not None:
-                rate = own_choice.compress.rate
-                seen = sum(_up_to(o.total_len, rate) - _up_to(o.kv_len, rate) for o in spans)
+                every = own_choice.compress.rate
+                seen = sum(_up_to(o.total_len, every) - _up_to(o.kv_len, every) for o in spans)
                 flops += 2 * own_choice.num_heads * own_choice.width * seen
-            seconds += flops / own.attention_flops[own.nearest_dtype(dtype)]
+            seconds += flops / rate + _CALLS * own.call_s
             single = zip(pairs, spans, strict=True)
             read = sum(count for count, span in single if span.num_new == 1)
             passed += _PASSES_OF_KEYS * read * step.width * size
         elif isinstance(step, AttendChosen):
             made, taken = _chosen(step, spans)
-            seconds += made / own.attention_flops[own.nearest_dtype(dtype)]
+            seconds += made / rate + _CALLS * own.call_s
             passed += _PASSES_OF_KEYS * taken * size
     return seconds + passed / own.memory_bytes_per_s
 
