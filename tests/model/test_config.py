@@ -168,6 +168,7 @@ MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **SM
     [
         ({**FALCON, "alibi": True}, "alibi is True, only False is supported"),
         ({**MOE, "num_experts": 4, "num_experts_per_tok": 5}, "5 of 4 experts"),
+        ({**MOE, "num_experts": 1 << 40}, "experts are given, at most 4096"),
         ({**MOE, "moe_intermediate_size": 0}, "the experts' width is 0"),
         ({**MOE, "mlp_only_layers": 3}, "0 of 3 layers say what MLP they have"),
         ({**MOE, "num_hidden_layers": "3"}, "num_hidden_layers is '3'"),

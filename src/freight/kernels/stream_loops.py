@@ -109,6 +109,17 @@ def _sigmoid(number):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
+def _divide_by_sums(mix, floor):  # type: ignore[no-untyped-def]
+    """Each row by its sum, plus ``floor``."""
+    for row in range(mix.shape[0]):
+        sum_ = F(floor)
+        for column in range(mix.shape[1]):
+            sum_ += mix[row, column]
+        for column in range(mix.shape[1]):
+            mix[row, column] /= sum_
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
 def share(  # type: ignore[no-untyped-def]
     first, last, mapped, num_streams, magnitude, least_share, rounds, floor, shares, pitch
 ):
@@ -136,18 +147,8 @@ def share(  # type: ignore[no-untyped-def]
                 mix[row, column] = mix[row, column] / sum_ + F(floor)
         for turn in range(rounds):
             if turn:
-                for row in range(count):
-                    sum_ = F(floor)
-                    for column in range(count):
-                        sum_ += mix[row, column]
-                    for column in range(count):
-                        mix[row, column] /= sum_
-            for column in range(count):
-                sum_ = F(floor)
-                for row in range(count):
-                    sum_ += mix[row, column]
-                for row in range(count):
-                    mix[row, column] /= sum_
+                _divide_by_sums(mix, floor)
+            _divide_by_sums(mix.T, floor)
         for row in range(count):
             for column in range(count):
                 put_number(shares, to + U(count + row * count + column), mix[row, column])

@@ -18,6 +18,7 @@ from freight.model.contradictions import contradictions
 from freight.model.families import (
     ACTIVATIONS,
     FAMILIES,
+    MOST_EXPERTS,
     MOST_LAYERS,
     PARTS,
     Family,
@@ -289,6 +290,8 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
     num_experts = config.count(keys["num_experts"])
     if not num_experts:
         return None
+    if num_experts > MOST_EXPERTS:
+        config.problems.append(f"{num_experts} experts are given, at most {MOST_EXPERTS} can be")
     layers = config.raw.get("expert_layers")
     if not isinstance(layers, list):
         layers = [True] * num_layers

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 import torch
 
 from freight.model.expert_steps import Combine, Dispatch
 from freight.model.frame import Frame
 
 __all__ = ["combine", "dispatch"]
+
+_ADDED_TOGETHER: Final = 256
 
 
 def dispatch(step: Dispatch, frame: Frame) -> None:
@@ -29,7 +34,8 @@ def combine(step: Combine, frame: Frame) -> None:
         _add_rows(frame.values[step.x], frame.chosen, update)
         return
     for places, tokens in frame.together.rounds:
-        _add_rows(frame.values[step.x], tokens, update[places])
+        for some in _pieces(len(tokens)):
+            _add_rows(frame.values[step.x], tokens[some], update[places[some]])
 
 
 def _add_rows(x: torch.Tensor, ids: torch.Tensor, update: torch.Tensor) -> None:
@@ -38,9 +44,16 @@ def _add_rows(x: torch.Tensor, ids: torch.Tensor, update: torch.Tensor) -> None:
     rows, numbers = _side_by_side(x, ids)
     is_odd = not rows.is_contiguous() and rows.device.type == "cpu"
     if is_odd and bool((numbers[1:] > numbers[:-1]).all()):
-        rows[numbers] = rows.index_select(0, numbers).add_(update)
+        for some in _pieces(len(numbers)):
+            own = numbers[some]
+            rows[own] = rows.index_select(0, own).add_(update[some])
     else:
         rows.index_add_(0, numbers, update)
+
+
+def _pieces(count: int) -> Iterator[slice]:
+    """Rows, so many at a time that what is made of them takes a few megabytes at most."""
+    return (slice(first, first + _ADDED_TOGETHER) for first in range(0, count, _ADDED_TOGETHER))
 
 
 def _side_by_side(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

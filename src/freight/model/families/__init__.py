@@ -75,6 +75,7 @@ from freight.model.families.starcoder2 import STABLELM, STARCODER2
 from freight.model.families.step import STEP
 from freight.model.families.table import (
     ACTIVATIONS,
+    MOST_EXPERTS,
     MOST_LAYERS,
     Either,
     Family,
@@ -89,6 +90,7 @@ from freight.model.families.table import (
 __all__ = [
     "ACTIVATIONS",
     "FAMILIES",
+    "MOST_EXPERTS",
     "MOST_LAYERS",
     "PARTS",
     "Either",

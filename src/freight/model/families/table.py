@@ -14,6 +14,7 @@ from typing import Any, Final, TypeGuard
 __all__ = [
     "ACTIVATIONS",
     "BASE_KEYS",
+    "MOST_EXPERTS",
     "MOST_LAYERS",
     "Either",
     "Family",
@@ -50,7 +51,8 @@ ACTIVATIONS: Final = {
 }
 
 MOST_LAYERS: Final = 10_000
-"""A configuration of more is wrong."""
+MOST_EXPERTS: Final = 4096
+"""Of a layer. A configuration of more is wrong."""
 
 Scalar = str | int | float | bool | None
 
