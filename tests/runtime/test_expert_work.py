@@ -1,10 +1,12 @@
-"""Experts that are computed together do what each of them does alone.
+"""Experts that are computed together do what each of them does alone: bit by bit where the same
+loops multiply.
 
 The oracle is the same engine with every expert alone, which other tests hold against transformers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GptOssConfig, MixtralConfig, PretrainedConfig, Qwen3MoeConfig
 
+from freight.kernels import few_pairs, pairs, products
+from freight.kernels.few_pairs import SeveralRows
+from freight.kernels.threads import find_loops
+from freight.model.expert_rows import combine
+from freight.model.expert_steps import Combine
+from freight.model.frame import Frame, Together
+from freight.model.workspace import Workspace
 from freight.runtime.expert_work import ExpertWork, _rounds
 from freight.runtime.weights import WeightStore
 
@@ -35,11 +44,13 @@ PROMPTS = tiny.prompts(7, 14)
 STEPS = 5
 
 
-def logits(directory: Path, options: dict[str, Any]) -> list[torch.Tensor]:
+def logits(
+    directory: Path, options: dict[str, Any], prompts: Sequence[Sequence[int]] = PROMPTS
+) -> list[torch.Tensor]:
     """Of all tokens of all rows, in order."""
-    with tiny.engine(directory, PROMPTS, STEPS, **{**IN_MEMORY, **options}) as engine:
+    with tiny.engine(directory, prompts, STEPS, **{**IN_MEMORY, **options}) as engine:
         captured = tiny.capture_logits(engine)
-        tiny.run(engine, PROMPTS, STEPS)
+        tiny.run(engine, prompts, STEPS)
     return [captured[place] for place in sorted(captured)]
 
 
@@ -84,6 +95,40 @@ def test_together_as_alone(
     assert all(torch.equal(*own) for own in zip(found, alone, strict=True))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("options", [{}, {"weight_bits": 4}, {"weight_bits": 8}], ids=str)
+def test_by_tables_of_loops(
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, where tables tell loops what to multiply: few tokens, and more of plain rows."""
+    if (loops := find_loops()) is None or loops.few_pairs is None or loops.tiles is not None:
+        pytest.skip("other loops multiply here")
+    for module in (pairs, products):
+        monkeypatch.setattr(module, "LEAST_PRODUCTS", 1)
+    monkeypatch.setattr(pairs, "_times", lambda tokens: (9.0, 1.0, 2.0))  # as rows come, if few
+    monkeypatch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
+    config = CONFIGS[name].to_dict() | {"hidden_size": 128}
+    tiny.make_model(tmp_path, config=type(CONFIGS[name])(**config))
+    called: list[tuple[int, int, bool]] = []
+    multiply = SeveralRows.multiply
+
+    def counted(self: SeveralRows, *arguments: Any, are_few: bool) -> None:
+        called.append((len(arguments[1]), int(arguments[3].max()), are_few))
+        multiply(self, *arguments, are_few=are_few)
+
+    monkeypatch.setattr(SeveralRows, "multiply", counted)
+    given = {"dtype": "bfloat16", **options}
+    prompts = tiny.prompts(5, 24)
+    found = logits(tmp_path, given, prompts)
+    assert max(most for _, most, are_few in called if are_few) > 1 < max(n for n, _, _ in called)
+    assert options or any(count > 1 and not are_few for count, _, are_few in called)
+    called.clear()
+    monkeypatch.setattr(WeightStore, "stays", lambda self, unit: False)
+    alone = logits(tmp_path, given, prompts)
+    assert all(count == 1 for count, *_ in called)  # when it was compiled
+    assert all(torch.equal(*own) for own in zip(found, alone, strict=True))
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
 def test_rounds_have_a_token_once_and_in_order(tokens: list[int]) -> None:
@@ -112,7 +157,23 @@ def test_updates_of_many_experts_are_added_in_their_order() -> None:
     for place, token in enumerate(tokens):
         expected[token] += update[place]
     order, rounds = _rounds(tokens)
-    for some in rounds:
-        places = torch.from_numpy(order[some])
-        x.index_add_(0, torch.from_numpy(tokens[order[some]]), update[places])
+    parts = [torch.from_numpy(order[some]) for some in rounds]
+    nothing = np.empty(0, np.int64)
+    together = Together(
+        weights=(),
+        find_rows=lambda steps: None,
+        numbers=nothing,
+        firsts=nothing,
+        counts=nothing,
+        rounds=[(places, torch.from_numpy(tokens)[places]) for places in parts],
+    )
+    frame = Frame(
+        weights={},
+        workspace=Workspace(torch.empty(0, dtype=torch.uint8)),
+        values={"x": x, "y": update},
+        chosen=torch.from_numpy(tokens),
+        shares=torch.ones(6, dtype=x.dtype),
+        together=together,
+    )
+    combine(Combine(x="x", y="y"), frame)
     assert torch.equal(x, expected)

@@ -48,6 +48,7 @@ _PAIR_COLUMNS: Final = 32
 _Form = Grouped | MicroFloats | EightFloats
 """Of compressed rows."""
 _Rows = torch.Tensor | CompressedRows
+_Matrix = tuple[_Rows, torch.Tensor | None]
 
 
 def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
@@ -190,14 +191,10 @@ def product_table(
     first = x.data_ptr(), x.stride(0) // 2, x.shape[1] // 2, x.shape[0], *places
     lines = [first + (0,) * (_TABLE_COLUMNS - len(first)) + (_OF_TOKENS,)]
     for own, bias in zip(products, biases, strict=True):
-        place = own.out.data_ptr(), own.out.stride(0)
-        lines.append((*_addresses(own.rows, bias), own.outcome, *place, 0))
+        where, place = 0 if bias is None else bias.data_ptr(), own.out.data_ptr()
+        rows = _raw(own.rows).data_ptr(), own.rows.shape[0]
+        lines.append((*rows, where, own.outcome, place, own.out.stride(0), 0))
     return np.array(lines, np.int64)
-
-
-def _addresses(rows: _Rows, bias: torch.Tensor | None) -> tuple[int, int, int]:
-    """Where rows are, how many, and where their bias is, if there is any."""
-    return _raw(rows).data_ptr(), rows.shape[0], 0 if bias is None else bias.data_ptr()
 
 
 def _raw(rows: _Rows) -> torch.Tensor:
@@ -205,30 +202,26 @@ def _raw(rows: _Rows) -> torch.Tensor:
 
 
 class SeveralRows:
-    """Matrices of several sets, which are alike: of each set its tokens, a few, are multiplied by
-    all of its matrices, and all sets by one call."""
+    """Matrices of several sets, which are alike: of each set its tokens are multiplied by all of
+    its matrices, and all sets by one call. A matrix is rows, and a bias if there is any."""
 
-    def __init__(self, sets: Sequence[Sequence[tuple[_Rows, torch.Tensor | None]]]) -> None:
-        """(rows, bias) of the matrices of each set."""
-        self.columns = sets[0][0][0].shape[1]
-        self._kept = _kept(sets[0][0][0])
-        biases = [[None if b is None else b.float() for _, b in own] for own in sets]
-        self._held = sets, biases
-        self._addresses = np.array(
-            [
-                [_addresses(rows, bias) for (rows, _), bias in zip(own, wide, strict=True)]
-                for own, wide in zip(sets, biases, strict=True)
-            ],
-            np.int64,
+    def __init__(self, sets: Sequence[Sequence[_Matrix]]) -> None:
+        self._kept, self._columns = _kept(sets[0][0][0]), sets[0][0][0].shape[1]
+        self._sets = sets
+        self._rows = np.array(
+            [[(_raw(rows).data_ptr(), rows.shape[0]) for rows, _ in own] for own in sets], np.int64
         )
 
     @classmethod
-    def of(cls, sets: Sequence[Sequence[tuple[_Rows, torch.Tensor | None]]]) -> SeveralRows | None:
+    def of(cls, sets: Sequence[Sequence[_Matrix]]) -> SeveralRows | None:
         """None where loops do not take them."""
         loops, rows = find_loops(), [rows for own in sets for rows, _ in own]
         if loops is None or loops.few_pairs is None or _raw(rows[0]).device.type != "cpu":
             return None
-        return cls(sets) if _are_plain(rows) or _are_for_codes(rows) else None
+        shapes = [[(rows.shape, bias is None) for rows, bias in own] for own in sets]
+        columns = {shape[1] for own in shapes for shape, _ in own}
+        are_alike = len(columns) == 1 and all(own == shapes[0] for own in shapes)
+        return cls(sets) if are_alike and (_are_plain(rows) or _are_for_codes(rows)) else None
 
     @property
     def are_plain(self) -> bool:
@@ -236,8 +229,8 @@ class SeveralRows:
 
     def takes(self, x: torch.Tensor, outs: Sequence[torch.Tensor]) -> bool:
         """Whether tokens lie as loops want, and results are to."""
-        is_known = x.dtype is torch.bfloat16 and x.device.type == "cpu"
-        return is_known and lies_in_pairs(x) and all(map(has_words, outs))
+        are_pairs = all(own.dtype is torch.bfloat16 and has_words(own) for own in (x, *outs))
+        return are_pairs and lies_in_pairs(x) and x.shape[1] == self._columns
 
     def multiply(
         self,
@@ -253,26 +246,38 @@ class SeveralRows:
         """Of the sets ``numbers`` each by as many tokens of x [T, columns], from the ``firsts`` on,
         as ``counts`` say; to the same rows of each matrix's ``outs`` [T, rows] goes what is made,
         as its outcome says. Unless they ``are_few`` all rows are plain."""
-        num_sets, num_matrices = len(numbers), len(outs)
+        loops, num_sets, num_matrices = find_loops(), len(numbers), len(outs)
+        assert loops is not None
+        most = loops.few_pairs.FEW_TOKENS if are_few else loops.pairs.MOST_OF_EACH
+        assert counts.max() <= most and num_matrices == self._rows.shape[1]
         lines = np.zeros((num_sets, 1 + num_matrices, _TABLE_COLUMNS + 1), np.int64)
         of_tokens, products = lines[:, 0], lines[:, 1:]
         pitch = x.stride(0)
         of_tokens[:, 0] = x.data_ptr() + x.itemsize * pitch * firsts
         of_tokens[:, 1], of_tokens[:, 2], of_tokens[:, 3] = pitch // 2, x.shape[1] // 2, counts
         of_tokens[:, -1] = _OF_TOKENS
-        products[..., :3] = self._addresses[numbers]
-        for own, out, outcome in zip(products.swapaxes(0, 1), outs, outcomes, strict=True):
+        products[..., :2] = self._rows[numbers]
+        biases = [self._biases(numbers, matrix) for matrix in range(num_matrices)]
+        for own, out, outcome, wide in zip(
+            products.swapaxes(0, 1), outs, outcomes, biases, strict=True
+        ):
+            if wide is not None:
+                own[:, 2] = wide.data_ptr() + wide.itemsize * wide.shape[1] * np.arange(num_sets)
             own[:, 3], own[:, 5] = outcome, out.stride(0)
             own[:, 4] = out.data_ptr() + out.itemsize * out.stride(0) * firsts
         products[..., -1] = np.arange(num_sets)[:, None] * (1 + num_matrices)
         read = int(products[..., 1].sum()) * x.shape[1]
         shares = max(1, read * TOKENS_WORTH_ROWS // LEAST_SHARED_OF_FEW)
-        loops, table = find_loops(), lines.reshape(-1, lines.shape[-1])
-        assert loops is not None
+        table = lines.reshape(-1, lines.shape[-1])
         if are_few:
-            own = loops.few_pairs
-            _call(own.few_in_turns, own.few_together, shares, table, self._kept)
+            few = loops.few_pairs
+            _call(few.few_in_turns, few.few_together, shares, table, self._kept)
         else:
-            of_pairs, most = loops.pairs, int(counts.max(initial=1))
-            of_tokens[:, 4] = of_pairs.columns_together(x.shape[1] // 2, most)
-            _call(of_pairs.several_in_turns, of_pairs.several_together, shares, table)
+            of_tokens[:, 4] = loops.pairs.columns_together(x.shape[1] // 2, most)
+            _call(loops.pairs.several_in_turns, loops.pairs.several_together, shares, table)
+
+    def _biases(self, numbers: npt.NDArray[np.int64], matrix: int) -> torch.Tensor | None:
+        """Of some sets [n, rows], as loops add them, if a matrix has any."""
+        own = [self._sets[number][matrix][1] for number in numbers.tolist()]
+        found = [bias for bias in own if bias is not None]
+        return torch.stack(found).float() if found else None

@@ -75,7 +75,7 @@ class Cost:
     """Of a row in layers that keep the last window of keys; 0: all are kept everywhere."""
     kept: dict[_Key, Demand] = field(default_factory=dict)
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Seconds of a unit, by its identity, for a number of tokens."""
+    """Seconds of a unit, by its identity, for a number of tokens, but for the call."""
     moves: dict[tuple[Kind, int, _Kept], Demand] = field(default_factory=dict)
     slowing: dict[tuple[Lane, frozenset[Lane]], tuple[Curve, ...]] = field(default_factory=dict)
     keys: dict[int, Unit | None] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class Cost:
         return sum(
             (1.0 if unit.expert is None else likely)
             * count
-            * self._chunks_s(unit, self._chunks(unit, num_tokens))
+            * self._chunks_s(unit, self._chunks(unit, num_tokens), num_tokens)
             for unit, _, count in self.programme.counted
             if unit.kind != "head"
         )
@@ -265,7 +265,7 @@ class Cost:
     ) -> float:
         """A unit, or half of one, with chunks of so many ``rows``, in which the keys of some rows
         are attended."""
-        seconds = self._chunks_s(unit, rows)
+        seconds = self._chunks_s(unit, rows, batch.num_tokens)
         seconds += states_s(unit, spans, self.unit, self.dtype, self.size)
         return seconds + sum(
             self._keys_s(step, spans) + self._new_keys_s(step, batch)
@@ -273,9 +273,10 @@ class Cost:
             if isinstance(step, Attend)
         )
 
-    def _chunks_s(self, unit: Unit, rows: Sequence[int]) -> float:
+    def _chunks_s(self, unit: Unit, rows: Sequence[int], total: int) -> float:
+        """Chunks of so many ``rows``, of a micro-batch of ``total`` tokens."""
         chunks = Counter(rows).items()
-        return sum(count * self._chunk_s(unit, tokens) for tokens, count in chunks)
+        return sum(count * self._chunk_s(unit, tokens, total) for tokens, count in chunks)
 
     def keys_again_s(self, num_tokens: float) -> float:
         """Making keys and values of so many tokens again in those layers that do not keep them."""
@@ -297,19 +298,21 @@ class Cost:
         whole, rest = divmod(tokens, chunk)
         kept = sum(self._kv_bytes(step, tokens) for step in unit.steps if isinstance(step, Attend))
         passed = _PASSES_OF_NEW_KEYS * kept / self.unit.memory_bytes_per_s
-        seconds = whole * self._chunk_s(own, chunk) if whole else 0.0
-        return passed + seconds + (self._chunk_s(own, rest) if rest else 0.0)
+        seconds = whole * self._chunk_s(own, chunk, chunk) if whole else 0.0
+        return passed + seconds + (self._chunk_s(own, rest, rest) if rest else 0.0)
 
     def _keys_of(self, unit: Unit) -> Unit | None:
         if id(unit) not in self.keys:
             self.keys[id(unit)] = unit.keys()
         return self.keys[id(unit)]
 
-    def _chunk_s(self, unit: Unit, num_tokens: int) -> float:
+    def _chunk_s(self, unit: Unit, num_tokens: int, total: int) -> float:
         key = (id(unit), num_tokens)
         if key not in self.chunks:
             self.chunks[key] = self._own_chunk_s(unit, num_tokens)
-        return self.chunks[key]
+        if self.policy.compute_tier == "gpu":
+            return self.unit.called_s(self.chunks[key])
+        return self.chunks[key] + self._call_s(unit, num_tokens, total)
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
         num_short = self._num_elements(unit, ShortExponents)
@@ -325,16 +328,17 @@ class Cost:
         passed = num_tokens * sum(own_passes)
         own_s = products_s + passed / self.unit.memory_bytes_per_s
         own_s += self._made_plain_s(num_codes, num_short)
-        is_device = self.policy.compute_tier == "gpu"
-        if is_device or unit.expert is None or not self.experts_stay:
-            return self.unit.called_s(own_s, is_device=is_device)
-        return own_s + self.unit.call_s / self._together(num_tokens)
+        return own_s
 
-    def _together(self, num_tokens: int) -> int:
-        """How many experts that stay are computed by one call, each with so many tokens."""
-        assert self.config.experts is not None
+    def _call_s(self, unit: Unit, num_tokens: int, total: int) -> float:
+        """Of a chunk's call, or its share in one of several experts that stay: as many as a chunk
+        has room for, of those that ``total`` tokens are likely to choose."""
+        experts = self.config.experts
+        if unit.expert is None or experts is None or not self.experts_stay:
+            return self.unit.call_s
+        chosen = round(experts.num_experts * self.config.expert_likelihood(total))
         fitting = self.policy.chunk_tokens // max(1, num_tokens)
-        return max(1, min(fitting, self.config.experts.num_experts))
+        return self.unit.call_s / max(1, min(chosen, fitting))
 
     def _made_plain_s(self, num_codes: float, num_short: float) -> float:
         """Of compressed numbers that become plain for a chunk: none where products by them are

@@ -60,7 +60,8 @@ class ExpertWork:
         self._places: dict[int, dict[int, _Place | None]] = {}
         """By layer and expert."""
         self._turns: dict[int, dict[int, Choices]] = {}
-        """By micro-batch and the first of those that are computed together."""
+        """Of the layer of each micro-batch's last router, by the first of those that are computed
+        together."""
 
     def chosen(self, k: int, layer: int) -> Collection[int]:
         """The experts that are to be asked for in a layer whose router has run."""
@@ -86,17 +87,24 @@ class ExpertWork:
         for first, rows in parts:
             own = _within(choices, first, rows.shape[0])
             if len(choices.names) == 1:
-                self._alone(operation, k, unit, own, rows)
+                self._alone(operation, k, unit, own, first, rows)
             elif len(own.names):
                 assert place is not None
                 self._together(k, place, own, rows)
 
     def _alone(
-        self, operation: Operation, k: int, unit: Unit, own: Choices, rows: torch.Tensor
+        self,
+        operation: Operation,
+        k: int,
+        unit: Unit,
+        own: Choices,
+        first: int,
+        rows: torch.Tensor,
     ) -> None:
-        weights = self._weights.parts(operation.unit, operation.slot)
-        tokens = torch.from_numpy(own.tokens).to(rows.device)
-        shares = self._routing.of(k).weights.flatten()[own.places]
+        """``rows`` are those of the tokens from ``first`` on."""
+        weights, routes = self._weights.parts(operation.unit, operation.slot), self._routing.of(k)
+        tokens = own.places // routes.weights.shape[1] - first
+        shares = routes.weights.flatten()[own.places]
         for start in range(0, len(tokens), self._chunk_tokens):
             some = slice(start, start + self._chunk_tokens)
             frame = Frame(
@@ -110,8 +118,10 @@ class ExpertWork:
 
     def _together(self, k: int, place: _Place, own: Choices, rows: torch.Tensor) -> None:
         sets, in_rounds, borders = place.sets, *_rounds(own.tokens)
-        ids = np.stack((own.tokens, in_rounds, own.tokens[in_rounds]))
-        tokens, places, targets = torch.from_numpy(ids).to(rows.device)
+        ids = torch.from_numpy(np.stack((own.tokens, in_rounds, own.tokens[in_rounds])))
+        if rows.device.type == "cuda":  # of other memory the copy would be waited for
+            ids = ids.pin_memory()
+        tokens, places, targets = ids.to(rows.device, non_blocking=True)
         together = Together(
             weights=sets.weights,
             find_rows=sets.find_rows,
@@ -156,14 +166,18 @@ def _within(choices: Choices, first: int, count: int) -> Choices:
     here = (tokens >= 0) & (tokens < count)
     if here.all():
         return replace(choices, tokens=tokens)
-    of_expert = np.repeat(np.arange(len(choices.names)), choices.counts)[here]
-    counts = np.bincount(of_expert, minlength=len(choices.names))
+    # Of each expert they are neighbours; a device is not waited for.
+    own = [
+        begin + np.searchsorted(tokens[begin:end], (0, count))
+        for begin, end in pairwise(choices.borders)
+    ]
+    counts = np.array([end - begin for begin, end in own])
     some = counts > 0
     return Choices(
         names=choices.names[some],
         borders=np.append(0, np.cumsum(counts[some])),
         tokens=tokens[here],
-        places=choices.places[torch.from_numpy(np.flatnonzero(here)).to(choices.places.device)],
+        places=torch.cat([choices.places[begin:end] for begin, end in own]),
     )
 
 
