@@ -441,6 +441,31 @@ def test_prompts_of_layers_with_states_and_experts_are_told_where_arithmetic_bin
     assert few_s == pytest.approx(all_s, rel=0.02)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_experts_that_stay_are_asked_for_together(rows: int) -> None:
+    """By one call at least for each layer, and for each chunk of their tokens; those that pass
+    through by one each."""
+    call_s, layers = 1e3, 48
+    machine = find_machine("laptop")
+    cpu = replace(machine.units["cpu"], call_s=call_s)
+    machine = replace(machine, units={**machine.units, "cpu": cpu})
+
+    def calls(weights: Split) -> float:
+        """Of the last token's sweep, in a layer."""
+        room: dict[Tier, int] = {"cpu": 200 * GIB, "disk": 500 * GIB}
+        wishes = Wishes(
+            micro_batch_size=rows, num_micro_batches=1, admission="zigzag", weights=weights
+        )
+        found = search("qwen3-30b-a3b", machine, room, rows=rows, shape=(8, 2), wishes=wishes)
+        return found.forecast.decode_s / call_s / layers
+
+    beside = 2.3  # attention, the router, and of the head so much
+    chosen = 128 * (1 - (1 - 8 / 128) ** rows)
+    choices, chunk = 8 * rows, 8 * rows
+    assert calls(Split(cpu=1.0)) == pytest.approx(beside + max(1, choices / chunk), rel=0.25)
+    assert calls(Split(cpu=0.5, disk=0.5)) == pytest.approx(beside + chosen, rel=0.25)
+
+
 def test_a_few_pieces_tell_what_all_would_and_more_of_them_wait_in_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

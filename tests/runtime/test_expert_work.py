@@ -78,6 +78,7 @@ def test_together_as_alone(
 
     def counted(self: ExpertWork, *arguments: Any) -> None:
         counts.append(len(arguments[2].names))
+        assert len(arguments[2].tokens) <= self._chunk_tokens  # what there is scratch for
         together(self, *arguments)
 
     monkeypatch.setattr(ExpertWork, "_together", counted)
