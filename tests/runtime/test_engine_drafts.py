@@ -21,7 +21,7 @@ from freight.demo import EXAMPLES, MODEL_DIR
 from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.errors import InputError
 from freight.kernels.products import Product
-from freight.model import layers
+from freight.model import products
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Request, SamplingParams
@@ -164,8 +164,8 @@ def test_compressed_keys_are_the_same_with_guesses(
     requests: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the last bits of products are: they decide, seldom, to which code a key is rounded."""
-    monkeypatch.setattr(layers, "multiply", exactly)
-    monkeypatch.setattr(layers, "can_gate", lambda x, products: False)
+    monkeypatch.setattr(products, "multiply", exactly)
+    monkeypatch.setattr(products, "can_gate", lambda x, several: False)
     options = {**POLICIES["disk"], "kv_bits": 4}
     plain, found = (run(requests, tmp_path, **options, draft_tokens=most) for most in (0, 4))
     check(found.completions, plain.completions)
