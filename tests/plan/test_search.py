@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 
@@ -383,6 +384,16 @@ def test_a_few_layers_tell_what_all_would(
     assert few_s == pytest.approx(seconds(), rel=0.01)
 
 
+def by_few_layers_and_all(
+    seconds: Callable[[], float], monkeypatch: pytest.MonkeyPatch
+) -> tuple[float, float]:
+    few_s = seconds()
+    monkeypatch.setattr(samples, "_depths_with", lambda config: (1, config.num_layers))
+    all_s = seconds()
+    assert few_s != all_s  # they were looked at
+    return few_s, all_s
+
+
 @pytest.mark.parametrize(
     ("model", "admission", "count"),
     [
@@ -413,10 +424,7 @@ def test_one_layer_with_experts_tells_what_all_would(
         found = search(model, machine, room, rows=300, shape=shape, wishes=wishes)
         return found.forecast.seconds
 
-    few_s = seconds()
-    monkeypatch.setattr(samples, "_depths_with", lambda config: (1, config.num_layers))
-    all_s = seconds()
-    assert few_s != all_s  # they were looked at
+    few_s, all_s = by_few_layers_and_all(seconds, monkeypatch)
     assert few_s == pytest.approx(all_s, rel=0.04)
 
 
@@ -434,10 +442,7 @@ def test_prompts_of_layers_with_states_and_experts_are_told_where_arithmetic_bin
         found = search(model, machine, room, rows=32, shape=shape, wishes=wishes)
         return found.forecast.seconds
 
-    few_s = seconds()
-    monkeypatch.setattr(samples, "_depths_with", lambda config: (1, config.num_layers))
-    all_s = seconds()
-    assert few_s != all_s  # they were looked at
+    few_s, all_s = by_few_layers_and_all(seconds, monkeypatch)
     assert few_s == pytest.approx(all_s, rel=0.02)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,14 @@ import torch
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Product
 from freight.kernels.row_kinds import EXPONENT, KeptBytes, KeptCodes, KeptEights, KeptPairs
-from freight.kernels.sharing import team_threads, together
+from freight.kernels.sharing import take_turns
 from freight.kernels.sums import PUTS
 from freight.kernels.threads import find_loops, has_words
 from freight.model.number_format import MICRO_COLUMNS, EightFloats, Grouped, MicroFloats
 
 __all__ = [
     "SeveralRows",
+    "are_plain_pairs",
     "few_codes_are_for_pairs",
     "gate_neighbours",
     "lies_in_pairs",
@@ -85,14 +86,15 @@ def _are_for_codes(rows: Sequence[_Rows]) -> bool:
     )
 
 
+def are_plain_pairs(rows: torch.Tensor) -> bool:
+    """Whether rows are pairs of bfloat16 one behind the other."""
+    return rows.dtype is torch.bfloat16 and rows.is_contiguous() and lies_in_pairs(rows)
+
+
 def _are_plain(rows: Sequence[_Rows]) -> bool:
-    """Whether all are pairs as they lie."""
+    """Whether all are, in whole vectors."""
     return rows[0].shape[1] % _PAIR_COLUMNS == 0 and all(
-        isinstance(own, torch.Tensor)
-        and own.dtype is torch.bfloat16
-        and own.is_contiguous()
-        and lies_in_pairs(own)
-        for own in rows
+        isinstance(own, torch.Tensor) and are_plain_pairs(own) for own in rows
     )
 
 
@@ -153,19 +155,10 @@ def multiply_few(x: torch.Tensor, products: Sequence[Product]) -> None:
     """Rows one by one, as fast as they can be read: all plain, or such codes."""
     kept, biases = _kept(products[0].rows), wide_biases(products)
     shares = worth_shares(x, products, LEAST_SHARED_OF_FEW)
-    loops = find_loops()
+    loops, counters = find_loops(), np.zeros(_COUNTERS, np.int64)
     assert loops is not None
-    own = loops.few_pairs
-    _call(own.few_in_turns, own.few_together, shares, product_table(x, products, biases), kept)
-
-
-def _call(alone: Any, on_team: Any, shares: int, *arguments: Any) -> None:
-    """A loop that threads take turns in, or the same on OpenMP's."""
-    counters = np.zeros(_COUNTERS, np.int64)
-    if threads := team_threads(shares):
-        on_team(threads, counters, *arguments)
-        return
-    together(lambda: alone(counters, *arguments), shares, waits=False)
+    few, table = loops.few_pairs, product_table(x, products, biases)
+    take_turns(few.few_in_turns, few.few_together, shares, counters, table, kept)
 
 
 def wide_biases(products: Sequence[Product]) -> list[torch.Tensor | None]:
@@ -269,12 +262,14 @@ class SeveralRows:
         read = int(products[..., 1].sum()) * x.shape[1]
         shares = max(1, read * TOKENS_WORTH_ROWS // LEAST_SHARED_OF_FEW)
         table = lines.reshape(-1, lines.shape[-1])
+        counters, few, many = np.zeros(_COUNTERS, np.int64), loops.few_pairs, loops.pairs
         if are_few:
-            few = loops.few_pairs
-            _call(few.few_in_turns, few.few_together, shares, table, self._kept)
+            own = few.few_in_turns, few.few_together
+            take_turns(*own, shares, counters, table, self._kept)
         else:
-            of_tokens[:, 4] = loops.pairs.columns_together(x.shape[1] // 2, most)
-            _call(loops.pairs.several_in_turns, loops.pairs.several_together, shares, table)
+            of_tokens[:, 4] = many.columns_together(x.shape[1] // 2, most)
+            own = many.several_in_turns, many.several_together
+            take_turns(*own, shares, counters, table)
 
     def _biases(self, numbers: npt.NDArray[np.int64], matrix: int) -> torch.Tensor | None:
         """Of some sets [n, rows], as loops add them, if a matrix has any."""

@@ -16,6 +16,7 @@ import torch
 
 from freight.kernels.few_pairs import (
     SeveralRows,
+    are_plain_pairs,
     gate_neighbours,
     lies_in_pairs,
     most_few_codes,
@@ -33,7 +34,7 @@ from freight.kernels.product import (
     Target,
 )
 from freight.kernels.row_kinds import PairRows
-from freight.kernels.sharing import team_threads, together
+from freight.kernels.sharing import take_turns, team_threads, together
 from freight.kernels.sums import GATES, PUTS
 from freight.kernels.threads import Loops, as_words, exponent_rows, find_loops, has_words, pair_rows
 from freight.kernels.trial import best_times, cold_rows
@@ -147,7 +148,7 @@ def _takes(product: Product) -> bool:
         return False
     rows = product.rows
     if isinstance(rows, torch.Tensor):
-        return rows.dtype is torch.bfloat16 and rows.is_contiguous() and lies_in_pairs(rows)
+        return are_plain_pairs(rows)
     return _compressed(rows) is not None
 
 
@@ -242,11 +243,8 @@ def _multiply_plain(x: torch.Tensor, products: Sequence[Product], room: torch.Te
     )
     table = product_table(x, products, biases, length, room.data_ptr())
     counters = np.zeros(_COUNTERS + len(products), np.int64)
-    shares = worth_shares(x, products, LEAST_SHARED)
-    if threads := team_threads(shares):
-        loops.pairs.plain_together(threads, counters, table)
-        return
-    together(lambda: loops.pairs.plain_in_turns(counters, table), shares, waits=False)
+    own, shares = loops.pairs, worth_shares(x, products, LEAST_SHARED)
+    take_turns(own.plain_in_turns, own.plain_together, shares, counters, table)
 
 
 def _multiply_many(

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ __all__ = [
     "ranges_alike",
     "share",
     "share_alike",
+    "take_turns",
     "team_threads",
     "together",
     "without_team",
@@ -131,6 +133,21 @@ def _take_turns(
             work(first, last)
 
     together(take_turns, len(borders) - 1)
+
+
+def take_turns(
+    alone: Callable[..., None],
+    on_team: Callable[..., None],
+    shares: int,
+    counters: npt.NDArray[np.int64],
+    *arguments: Any,
+) -> None:
+    """Call a compiled loop whose threads take turns by ``counters`` on as many as the work is worth
+    ``shares``; ``on_team`` is the same on OpenMP's, of which it is told how many first."""
+    if threads := team_threads(shares):
+        on_team(threads, counters, *arguments)
+        return
+    together(lambda: alone(counters, *arguments), shares, waits=False)
 
 
 def together(work: Callable[[], None], most: int, *, waits: bool = True) -> None:

@@ -24,7 +24,6 @@ class ExpertSets:
 
     def __init__(self, units: Sequence[Unit], weights: Sequence[Mapping[str, WeightParts]]) -> None:
         self.first = units[0]
-        self.count = len(units)
         names = [own.name for own in self.first.weights]
         self.weights: list[Mapping[str, WeightParts]] = [
             {name: parts[own.name] for name, own in zip(names, unit.weights, strict=True)}
@@ -36,19 +35,22 @@ class ExpertSets:
         """What these steps of the first one multiply by, in all; None where no loop takes them."""
         key = tuple(step.weight.name for step in steps)
         if key not in self._tables:
-            sets = [[_matrix(step, own) for step in steps] for own in self.weights]
-            whole = [[each for each in own if each is not None] for own in sets]
-            are_whole = all(None not in own for own in sets)
-            self._tables[key] = SeveralRows.of(whole) if are_whole else None
+            parts = [own[name] for own in self.weights for name in key]
+            self._tables[key] = None
+            if all(map(_is_whole, parts)):
+                sets = [[_matrix(step, own) for step in steps] for own in self.weights]
+                self._tables[key] = SeveralRows.of(sets)
         return self._tables[key]
 
 
-def _matrix(step: Project, weights: Mapping[str, WeightParts]) -> _Matrix | None:
-    """None where it is in several parts, or met by integers."""
-    parts = weights[step.weight.name]
-    rows = parts[0][1]
-    if len(parts) > 1 or isinstance(rows, IntegerRows):
-        return None
+def _is_whole(parts: WeightParts) -> bool:
+    """Whether rows lie together, and are met by tokens as these are."""
+    return len(parts) == 1 and not isinstance(parts[0][1], IntegerRows)
+
+
+def _matrix(step: Project, weights: Mapping[str, WeightParts]) -> _Matrix:
+    rows = weights[step.weight.name][0][1]
+    assert not isinstance(rows, IntegerRows)
     if step.bias is None:
         return rows, None
     bias = weights[step.bias.name][0][1]

@@ -51,7 +51,12 @@ class ExpertWork:
         routing: Routing,
         chunk_tokens: int,
     ) -> None:
-        self._programme = programme
+        self._units = programme.units
+        self._numbers: dict[int, list[int]] = {}
+        """Of a layer's experts, the units."""
+        for number, unit in enumerate(self._units):
+            if unit.expert is not None and unit.layer is not None:
+                self._numbers.setdefault(unit.layer, []).append(number)
         self._weights = weights
         self._residual = residual
         self._workspace = workspace
@@ -71,7 +76,7 @@ class ExpertWork:
         while begin < count:
             place, end = places[int(choices.names[begin])], begin + 1
             if place is not None:
-                behind = np.searchsorted(choices.names, place.first + place.sets.count)
+                behind = np.searchsorted(choices.names, place.first + len(place.sets.weights))
                 most = choices.borders[begin] + self._chunk_tokens
                 fitting = np.searchsorted(choices.borders, most, side="right") - 1
                 end = max(end, min(int(behind), int(fitting)))
@@ -142,16 +147,14 @@ class ExpertWork:
 
     def _places_in(self, layer: int) -> Mapping[int, _Place | None]:
         if layer not in self._places:
-            units = enumerate(self._programme.units)
-            numbers = [n for n, own in units if own.layer == layer and own.expert is not None]
-            self._places[layer] = dict(self._neighbours(numbers))
+            self._places[layer] = dict(self._neighbours(self._numbers[layer]))
         return self._places[layer]
 
     def _neighbours(self, numbers: Sequence[int]) -> Iterator[tuple[int, _Place | None]]:
         """Experts of a layer, and what they are in if neighbours stay as they do."""
         for stay, some in groupby(numbers, self._weights.stays):
             own = list(some)
-            units = [self._programme.units[number] for number in own]
+            units = [self._units[number] for number in own]
             experts = [unit.expert for unit in units if unit.expert is not None]
             place = None
             if stay and len(own) > 1:
