@@ -7,6 +7,7 @@ programme, no order of operations.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from freight.plan.operation import Kind, Lane, Operation
 from freight.plan.page_sizes import page_size, state_size
 from freight.plan.passes import bytes_passed
 from freight.plan.policy import Policy
+from freight.plan.ring import size_ring
 from freight.plan.simulate import Demand
 from freight.plan.state_cost import states_s
 from freight.quantities import MIB
@@ -55,7 +57,7 @@ _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
 
 _Kept = Literal["keys", "states", "window"]
-_Key = tuple[Kind, int, int, int, bool, bool, bool]
+_Key = tuple[Kind, int, int, int, int, bool, bool, bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +87,8 @@ class Cost:
     may_stay: bool = False
     """Whether there is room for all weights where they are computed, which the layout need not
     use."""
-    experts_stay: bool = field(init=False)
-    """Whether all experts are there, or may be, and so are computed several at once."""
+    most_together: float = field(init=False)
+    """How many experts come together: any number where all of them are there, or may be."""
     picks_at: int = field(init=False)
     """The unit of the schedule from which on only those tokens are computed that the head needs."""
 
@@ -94,7 +96,8 @@ class Cost:
         object.__setattr__(self, "compressed", self.layout.compressed)
         experts = [form for form in self.layout.forms if form.unit.expert is not None]
         stay = self.may_stay or not any(form.streamed for form in experts)
-        object.__setattr__(self, "experts_stay", stay)
+        own = size_ring(self.layout, self.policy.piece_bytes).most_together
+        object.__setattr__(self, "most_together", math.inf if stay else own)
         kinds = [self.programme.units[number].kind for number in self.units]
         picks_at = picking_unit(kinds, needs_all=self.programme.needs_all)
         object.__setattr__(self, "picks_at", picks_at)
@@ -212,7 +215,17 @@ class Cost:
         form, is_picked = self.forms[number], operation.unit >= self.picks_at
         kind, batch = operation.kind, operation.batch
         is_again = operation.num_recomputed > 0
-        key = (kind, form, operation.sweep, batch.index, is_picked, operation.is_last, is_again)
+        count = 1 + len(operation.others)
+        key = (
+            kind,
+            form,
+            count,
+            operation.sweep,
+            batch.index,
+            is_picked,
+            operation.is_last,
+            is_again,
+        )
         if key not in self.kept:
             unit = self.programme.kinds[form]  # units of one form take equally long
             rows = self._rows_of(unit, batch, is_picked=is_picked)
@@ -220,7 +233,7 @@ class Cost:
             if kind is not Kind.COMPUTE:
                 unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
-            seconds = self._unit_s(unit, batch, spans, rows)
+            seconds = count * self._unit_s(unit, batch, spans, rows)
             seconds += self._keys_again_s(unit, operation.num_recomputed)
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
@@ -239,7 +252,7 @@ class Cost:
     def _attention(self, operation: Operation) -> Demand:
         assert operation.batch is not None
         form = self.forms[self.units[operation.unit]]
-        key = operation.kind, form, operation.sweep, operation.batch.index, False, False, False
+        key = operation.kind, form, 1, operation.sweep, operation.batch.index, False, False, False
         if key not in self.kept:
             self.kept[key] = Demand(seconds=self._attend_on_cpu_s(operation))
         return self.kept[key]
@@ -310,9 +323,10 @@ class Cost:
         key = (id(unit), num_tokens)
         if key not in self.chunks:
             self.chunks[key] = self._own_chunk_s(unit, num_tokens)
+        call_s = self._call_s(unit, num_tokens, total)
         if self.policy.compute_tier == "gpu":
-            return self.unit.called_s(self.chunks[key])
-        return self.chunks[key] + self._call_s(unit, num_tokens, total)
+            return self.unit.called_s(self.chunks[key], call_s)
+        return self.chunks[key] + call_s
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
         num_short = self._num_elements(unit, ShortExponents)
@@ -331,14 +345,14 @@ class Cost:
         return own_s
 
     def _call_s(self, unit: Unit, num_tokens: int, total: int) -> float:
-        """Of a chunk's call, or its share in one of several experts that stay: as many as a chunk
-        has room for, of those that ``total`` tokens are likely to choose."""
+        """Of a chunk's call, or its share in one of several experts: as many as come together and a
+        chunk has room for, of those that ``total`` tokens are likely to choose."""
         experts = self.config.experts
-        if unit.expert is None or experts is None or not self.experts_stay:
+        if unit.expert is None or experts is None:
             return self.unit.call_s
         chosen = round(experts.num_experts * self.config.expert_likelihood(total))
         fitting = self.policy.chunk_tokens // max(1, num_tokens)
-        return self.unit.call_s / max(1, min(chosen, fitting))
+        return self.unit.call_s / max(1, min(chosen, fitting, self.most_together))
 
     def _made_plain_s(self, num_codes: float, num_short: float) -> float:
         """Of compressed numbers that become plain for a chunk: none where products by them are

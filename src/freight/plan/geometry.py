@@ -26,7 +26,7 @@ from freight.plan.kept_pages import (
 from freight.plan.layout import WeightLayout
 from freight.plan.page_sizes import far_page_sizes, near_page_sizes, page_size, state_size
 from freight.plan.policy import Policy, Split, Tier
-from freight.plan.ring import embeds_in_place, ring_blocks
+from freight.plan.ring import embeds_in_place, size_ring
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.windows import Windows, find_windows
@@ -350,8 +350,8 @@ def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> 
     home = policy.compute_tier
     held = layout.held_bytes
     usage[home]["weights"] = held[home]
-    ring = ring_blocks(layout, policy.piece_bytes) * policy.piece_bytes
-    usage[home]["weight slots"] = ring + layout.seam_bytes
+    ring = size_ring(layout, policy.piece_bytes)
+    usage[home]["weight slots"] = ring.num_bytes + layout.seam_bytes
     usage[home]["decoded weights"] = layout.decoded_bytes
     if home == "gpu":
         usage["cpu"]["weights"] = held["cpu"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from freight.model.batch import MicroBatch
 
-__all__ = ["Access", "Kind", "Lane", "Operation", "Place"]
+__all__ = ["Access", "Kind", "Lane", "Operation", "Place", "UnitPlace"]
 
 
 class Lane(StrEnum):
@@ -94,6 +94,14 @@ class Access(NamedTuple):
     num_bytes: int = 0
 
 
+class UnitPlace(NamedTuple):
+    """A piece of a unit's weights, or all of them, and the place in the ring where the unit is."""
+
+    unit: int
+    piece: int
+    slot: int
+
+
 class Operation(NamedTuple):
     """One step of a schedule.
 
@@ -105,7 +113,8 @@ class Operation(NamedTuple):
     ``num_bytes`` is what crosses the link, alignment included. ``is_last`` marks the computation
     after which a micro-batch's new tokens are known. ``num_delegated`` rows of the batch, its last
     ones, are those that the CPU attends. Of ``num_recomputed`` pages in its slot a computation
-    makes keys and values first.
+    makes keys and values first. Of experts one operation can bring, or compute, several:
+    ``others`` are those beside its own.
     """
 
     index: int  # type: ignore[assignment]
@@ -124,6 +133,12 @@ class Operation(NamedTuple):
     is_last: bool = False
     num_delegated: int = 0
     num_recomputed: int = 0
+    others: tuple[UnitPlace, ...] = ()
+
+    @property
+    def unit_places(self) -> tuple[UnitPlace, ...]:
+        """What weights it brings, or computes with."""
+        return (UnitPlace(self.unit, self.piece, self.slot), *self.others)
 
     @property
     def pairs(self) -> bool:

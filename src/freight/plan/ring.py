@@ -6,7 +6,8 @@ Knows pieces and their sizes, no tensors and no operations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -17,7 +18,14 @@ from freight.plan.policy import LEAST_STAGED, Policy, Tier
 from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
 from freight.quantities import MIB, align_down, align_up
 
-__all__ = ["choose_piece_bytes", "forecast_pieces", "ring_blocks", "staging_pieces", "stream_model"]
+__all__ = [
+    "RingSize",
+    "choose_piece_bytes",
+    "forecast_pieces",
+    "size_ring",
+    "staging_pieces",
+    "stream_model",
+]
 
 _MOST_STAGED: Final = 64
 _MOST_PIECE_BYTES: Final = 8 * MIB
@@ -30,6 +38,12 @@ _FEW_PIECES: Final = (4, 16)
 """Of a unit's weights in a forecast: as many as micro-batches, among which they are spread, but so
 many at least and at most. Two came out up to 15 % off, four 1.5 %."""
 _FEWEST_SLOTS: Final = 2
+_GROUP_BYTES: Final[Mapping[Tier, int]] = {"gpu": 64 * MIB, "cpu": 16 * MIB}
+"""Of experts that come and are computed together: a device's link brings them in a millisecond or
+two, which is what asking for them takes; a disk is slower."""
+_MOST_OF_A_GROUP: Final = 16
+"""Experts of which anything passes through the ring."""
+_MOST_BLOCKS_OF_A_UNIT: Final = 64
 _STAGED_SHARE: Final = 1 / 64
 """Of the memory. Links wait for each other where little can be read ahead: of blocks whose keys
 cross them too, plans took up to a third longer with three pieces than with 48."""
@@ -47,17 +61,60 @@ def choose_piece_bytes(compute_tier: Tier, unit_bytes: int) -> int:
     return min(align_down(most, BLOCK), align_up(unit_bytes, BLOCK))
 
 
-def ring_blocks(layout: WeightLayout, block_bytes: int) -> int:
-    """Blocks of that size in the ring.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingSize:
+    """So many blocks of ``block_bytes``; up to ``most_together`` experts, which take up to
+    ``group_blocks``, come together."""
+
+    block_bytes: int
+    num_blocks: int
+    group_blocks: int
+    most_together: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def size_ring(layout: WeightLayout, piece_bytes: int) -> RingSize:
+    """The ring of a layout whose pieces have up to so many bytes. A block has as many, or fewer
+    where experts, which are small and many, would fill theirs in part.
 
     The largest three neighbours: while one unit is computed, the next two come, so that units that
-    are long to load hide behind those that are long to compute. Never more than all of them.
+    are long to load hide behind those that are long to compute; of experts three groups that come
+    together. Never more than all of them.
     """
-    blocks = [-(-form.slot_bytes // block_bytes) for form in layout.forms]
+    largest = max((form.slot_bytes for form in layout.forms), default=0)
+    expert = _expert_bytes(layout)
+    block = piece_bytes
+    if expert:
+        even = -(-expert // -(-expert // piece_bytes))
+        block = min(block, align_up(max(even, largest // _MOST_BLOCKS_OF_A_UNIT), BLOCK))
+    return _size_ring(layout, block)
+
+
+def _size_ring(layout: WeightLayout, block: int) -> RingSize:
+    blocks = [-(-form.slot_bytes // block) for form in layout.forms]
     streamed = tuple(bool(form.stretches) for form in layout.forms)
     counts, threes = _neighbours(layout.form_of, streamed)
     total = sum(count * blocks[form] for form, count in counts)
-    return min(total, max((sum(blocks[form] for form in three) for three in threes), default=0))
+    expert = -(-_expert_bytes(layout) // block)
+    most = _GROUP_BYTES[layout.compute_tier] // (max(1, expert) * block)
+    together = max(1, min(most, _MOST_OF_A_GROUP))
+    group = expert * together
+    largest = max((sum(blocks[form] for form in three) for three in threes), default=0)
+    return RingSize(
+        block_bytes=block,
+        num_blocks=min(total, max(largest, 3 * group)),
+        group_blocks=group,
+        most_together=together,
+    )
+
+
+def _expert_bytes(layout: WeightLayout) -> int:
+    """What passes through the ring of the largest expert."""
+    experts = (form.slot_bytes for form in layout.forms if form.unit.expert is not None)
+    return max(experts, default=0)
 
 
 @cache
@@ -106,10 +163,10 @@ def stream_model(
     """All units in order; only those of some ``layers``, in a ring of blocks so large that a unit
     has about ``most_pieces`` of them and comes in as many pieces from each tier, where a forecast
     needs no more. ``rolls``: layers with a window keep the pages alone that it reaches."""
-    block = policy.piece_bytes
+    ring = size_ring(layout, policy.piece_bytes)
     if most_pieces is not None:
         largest = max(form.slot_bytes for form in layout.forms)
-        block = max(block, -(-largest // most_pieces))
+        ring = _size_ring(layout, max(ring.block_bytes, -(-largest // most_pieces)))
     pieces = [_stream_pieces(form, most_pieces) for form in layout.forms]
     staged = policy.staging_pieces * policy.piece_bytes
     from_disk = [piece.num_bytes for own in pieces for piece in own if piece.tier == "disk"]
@@ -133,8 +190,9 @@ def stream_model(
     return StreamModel(
         units=tuple(units),
         compute_tier=policy.compute_tier,
-        ring_blocks=ring_blocks(layout, block),
-        block_bytes=block,
+        ring_blocks=ring.num_blocks,
+        block_bytes=ring.block_bytes,
+        group_blocks=ring.group_blocks,
         staging_slots=min(policy.staging_pieces, slots),
         receives=layout.programme.receives,
         sends=layout.programme.sends,

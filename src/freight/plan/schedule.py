@@ -141,7 +141,7 @@ class _Stream:
         unit, work = step.unit, step.work
         if step.is_first:
             self.weights.begin(sweep, unit, step.oldest)
-        yield from self.weights.bring(sweep, unit, step.num_turns)
+        yield from self.weights.bring(sweep, step.members[-1], step.num_turns)
         kind = self.model.units[unit].kind
         is_open = kind == "router" and step.num_turns == 1
         following = None if is_open else next(steps, None)
@@ -374,13 +374,9 @@ class _Stream:
     def compute(self, sweep: int, step: Step) -> Operation:
         unit, work = step.unit, step.work
         model_unit, k = self.model.units[unit], work.batch.index
-        accesses: list[Access] = []
-        slot = -1
-        if model_unit.pieces:
-            slot = self.weights.first_block(sweep, unit)
-            accesses += self.weights.reads(sweep, unit)
-            if model_unit.needs_decode:
-                accesses.append(read("decoded weights", 0, (sweep, unit)))
+        (own, *others), accesses = self.weights.places(sweep, step.members)
+        if model_unit.needs_decode:
+            accesses.append(read("decoded weights", 0, (sweep, unit)))
         num_recomputed = 0
         if self.passes_kv(step):
             passed = work.passed(model_unit)
@@ -407,7 +403,8 @@ class _Stream:
             sweep=sweep,
             unit=unit,
             batch=work.batch,
-            slot=slot,
+            slot=own.slot,
+            others=tuple(others),
             source_slot=self.place_of_rows(unit, k),
             activation_slot=activation_slot,
             is_last=is_last,

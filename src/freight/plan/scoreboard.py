@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from freight.model.batch import MicroBatch
-from freight.plan.operation import Access, Kind, Lane, Operation, Owner, Place
+from freight.plan.operation import Access, Kind, Lane, Operation, Owner, Place, UnitPlace
 
 __all__ = ["RING_SLOTS", "Scoreboard", "arrival", "read", "write"]
 
@@ -90,6 +90,7 @@ class Scoreboard:
         is_last: bool = False,
         num_delegated: int = 0,
         num_recomputed: int = 0,
+        others: tuple[UnitPlace, ...] = (),
     ) -> Operation:
         index = self.next_index
         self.next_index += 1
@@ -110,6 +111,7 @@ class Scoreboard:
             is_last,
             num_delegated,
             num_recomputed,
+            others,
         )
         return _new(Operation, values)
 

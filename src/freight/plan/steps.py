@@ -8,7 +8,7 @@ asked for one by one. Knows units and micro-batches, nothing of what is moved fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,8 @@ class Step(NamedTuple):
     """A computation of a unit for one micro-batch, the whole of it or a part.
 
     ``num_turns`` are left, this one included, until loads can be issued that are not possible yet.
-    ``is_first`` is a unit's first; units before ``oldest`` are not needed again.
+    ``is_first`` is a unit's first; units before ``oldest`` are not needed again. Experts behind the
+    ``unit`` that are computed with it are ``others``.
     """
 
     unit: int
@@ -30,6 +31,11 @@ class Step(NamedTuple):
     is_first: bool
     oldest: int
     part: Literal["whole", "begin", "finish"] = "whole"
+    others: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return (self.unit, *self.others)
 
 
 def steps_of(
@@ -40,13 +46,16 @@ def steps_of(
 ) -> Iterator[Step]:
     """``chosen`` gives the experts of a micro-batch, ``choose`` is told of all of a layer."""
     choices: dict[int, Collection[int]] = {}
+    groups: dict[int, tuple[int, ...]] = {}
     is_done = False
     for unit, own in enumerate(model.units):
         works = sweep.works
-        if own.expert is not None:
-            works = tuple(w for w in works if own.expert in choices[w.batch.index])
         if is_done:
             is_done = False
+            continue
+        if own.expert is not None:
+            if (group := groups.get(unit)) is not None:
+                yield from _together(group, works, model, choices)
             continue
         if own.kind == "attention" and any(work.delegated for work in works):
             is_done = model.units[unit + 1].kind == "mlp" and model.fit_together(unit)
@@ -60,6 +69,22 @@ def steps_of(
             choices = {w.batch.index: chosen(w.batch.index) for w in works}
             together = {expert for few in choices.values() for expert in few}
             choose(sweep.index, own.layer, together)
+            groups = {group[0]: group for group in model.groups(own.layer, together)}
+
+
+def _together(
+    group: tuple[int, ...],
+    works: tuple[BatchWork, ...],
+    model: StreamModel,
+    choices: Mapping[int, Collection[int]],
+) -> Iterator[Step]:
+    """Experts of a layer for the micro-batches that have chosen any of them."""
+    experts = {model.units[unit].expert for unit in group}
+    works = tuple(w for w in works if not experts.isdisjoint(choices[w.batch.index]))
+    unit, *others = group
+    step = partial(Step, unit=unit, oldest=unit, others=tuple(others))
+    for turn, work in enumerate(works):
+        yield step(work=work, num_turns=len(works) - turn, is_first=turn == 0)
 
 
 def _delegated(unit: int, works: tuple[BatchWork, ...], *, together: bool) -> Iterator[Step]:

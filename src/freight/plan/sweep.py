@@ -6,7 +6,7 @@ Plain values, all sizes in bytes. Who makes up a sweep is the scheduler's busine
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -191,18 +191,22 @@ class StreamModel:
     enters into the residual stream, or ``sends`` what its last one picks, or both. Unit
     ``picks_at`` is the first that works on what the head needs alone, kept for each micro-batch;
     it may be that the head ``needs_all``. ``embeds_in_place``: rows of the table are read to where
-    the residual stream will be."""
+    the residual stream will be. Neighbouring experts that were chosen come and are computed
+    together, as many as take up to ``group_blocks``; those that stay, all."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
     ring_blocks: int
     block_bytes: int
+    group_blocks: int = 0
     staging_slots: int = LEAST_STAGED
     receives: bool = False
     sends: bool = False
     needs_all: bool = False
     embeds_in_place: bool = False
     picks_at: int = field(init=False)
+    experts: Mapping[int, tuple[int, ...]] = field(init=False, compare=False, repr=False)
+    """Of a layer, as units."""
     num_blocks: tuple[int, ...] = field(init=False, compare=False, repr=False)
     """Of each unit."""
     filled: tuple[tuple[_Blocks, ...], ...] = field(init=False, compare=False, repr=False)
@@ -218,15 +222,39 @@ class StreamModel:
         num_blocks = tuple(sizes[id(unit.pieces)] for unit in self.units)
         object.__setattr__(self, "num_blocks", num_blocks)
         object.__setattr__(self, "filled", tuple(filled[id(unit.pieces)] for unit in self.units))
+        experts: dict[int, list[int]] = {}
+        for number, unit in enumerate(self.units):
+            if unit.expert is not None and unit.layer is not None:
+                experts.setdefault(unit.layer, []).append(number)
+        object.__setattr__(self, "experts", {layer: tuple(own) for layer, own in experts.items()})
         most = max(num_blocks, default=0)
         assert most <= self.ring_blocks, f"a unit of {most} blocks, a ring of {self.ring_blocks}"
 
+    def groups(self, layer: int, chosen: Collection[int]) -> Iterator[tuple[int, ...]]:
+        """Units of those experts of a layer that were ``chosen``, cut where no more of them come
+        and are computed together."""
+        group: list[int] = []
+        blocks = 0
+        for number in self.experts[layer]:
+            if self.units[number].expert not in chosen:
+                continue
+            blocks += self.num_blocks[number]
+            if group and (blocks > self.group_blocks or self._decodes(group[-1], number)):
+                yield tuple(group)
+                group, blocks = [], self.num_blocks[number]
+            group.append(number)
+        if group:
+            yield tuple(group)
+
     def fit_together(self, unit: int) -> bool:
         """Whether a unit can stay in the ring until the one after it has been computed too."""
-        first, second = self.units[unit], self.units[unit + 1]
-        if first.needs_decode or second.needs_decode:
-            return False  # there is room for one decoded unit
+        if self._decodes(unit, unit + 1):
+            return False
         return self.num_blocks[unit] + self.num_blocks[unit + 1] <= self.ring_blocks
+
+    def _decodes(self, *units: int) -> bool:
+        """Whether any unit is decoded: there is room for one."""
+        return any(self.units[unit].needs_decode for unit in units)
 
 
 def _fill(pieces: Sequence[StreamPiece], block_bytes: int) -> tuple[_Blocks, ...]:

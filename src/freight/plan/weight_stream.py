@@ -5,25 +5,33 @@ of it, of which the first one follows the last. A unit is brought as soon as the
 for it, so loads run as far ahead as the ring allows, also into the next sweep; a unit that has been
 computed frees its blocks. What has
 become possible when a unit begins is spread over the unit's micro-batches. Experts come once their
-router has been computed, and only those that were chosen.
+router has been computed, and only those that were chosen; from RAM to a device several by one copy,
+for asking for one of a model's many takes as long as bringing it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from typing import Final
 
-from freight.plan.operation import Access, Kind, Lane, Operation
+from freight.plan.operation import Access, Kind, Lane, Operation, UnitPlace
 from freight.plan.scoreboard import Scoreboard, arrival, read, write
-from freight.plan.sweep import StreamModel
+from freight.plan.sweep import StreamModel, StreamPiece
+from freight.quantities import MIB
 
 __all__ = ["WeightStream"]
 
+_COPIED_BYTES: Final = 16 * MIB
+"""Of experts, by one copy."""
+
 Target = tuple[int, int]
 """(sweep, unit)"""
+_Pending = tuple[Target, int]
+"""And the number of a piece."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +60,7 @@ class WeightStream:
     head: int = 0
     ring: deque[_Resident] = field(default_factory=deque)
     residents: dict[Target, _Resident] = field(default_factory=dict)
-    pending: deque[tuple[Target, int]] = field(default_factory=deque)
+    pending: deque[_Pending] = field(default_factory=deque)
     has_pieces: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,11 +74,13 @@ class WeightStream:
     def bring(self, sweep: int, unit: int, num_turns: int) -> Iterator[Operation]:
         """Loads to issue before a computation of this unit; what may come until something else can
         be brought is spread over it and ``num_turns`` - 1 more."""
-        while self.pending and self.pending[0][0] <= (sweep, unit):
-            yield from self._bring_piece(*self.pending.popleft())  # needed right now
-        count = -(-len(self.pending) // num_turns)
-        for _ in range(count):
-            yield from self._bring_piece(*self.pending.popleft())
+        needed = 0  # right now
+        for target, _ in self.pending:
+            if target > (sweep, unit):
+                break
+            needed += 1
+        yield from self._bring(needed)
+        yield from self._bring(-(-len(self.pending) // num_turns))
 
     def choose(self, sweep: int, layer: int, experts: Collection[int]) -> None:
         """Say which experts of a layer this sweep needs."""
@@ -81,13 +91,18 @@ class WeightStream:
         """Where in the ring a unit that is there begins."""
         return self.residents[sweep, unit].first_block
 
-    def reads(self, sweep: int, unit: int) -> tuple[Access, ...]:
-        """Accesses of a computation that uses the unit's streamed weights."""
-        return self.residents[sweep, unit].reads
+    def places(self, sweep: int, units: Sequence[int]) -> tuple[list[UnitPlace], list[Access]]:
+        """Where in the ring units begin that are computed together, and what that reads."""
+        found, accesses = [], list[Access]()
+        for unit in units:
+            resident = self.residents.get((sweep, unit))
+            found.append(UnitPlace(unit, 0, -1 if resident is None else resident.first_block))
+            accesses += () if resident is None else resident.reads
+        return found, accesses
 
     def decode(self, sweep: int, unit: int) -> Operation:
         accesses = [
-            *self.reads(sweep, unit),
+            *self.residents[sweep, unit].reads,
             write("decoded weights", 0, (sweep, unit), 0),
         ]
         kind, lane, slot = Kind.DECODE_WEIGHTS, Lane.COMPUTE, self.first_block(sweep, unit)
@@ -144,17 +159,49 @@ class WeightStream:
 
     # -- loads -------------------------------------------------------------------------------
 
-    def _bring_piece(self, target: Target, number: int) -> Iterator[Operation]:
-        sweep, unit = target
-        piece = self.model.units[unit].pieces[number]
-        first, size = self.first_block(sweep, unit), self.model.ring_blocks
-        arrivals = [
-            arrival("weights", (first + block) % size, target, number, num_pieces, num_bytes)
-            for block, num_pieces, num_bytes in self.model.filled[unit][number]
-        ]
-        make = partial(
-            self.board.make, sweep=sweep, unit=unit, piece=number, num_bytes=piece.num_bytes
+    def _bring(self, count: int) -> Iterator[Operation]:
+        """So many of the next pieces; several by one operation where they come like that."""
+        while count:
+            pieces = [self.pending.popleft()]
+            num_bytes = self._piece(*pieces[0]).num_bytes
+            while len(pieces) < count and self._comes_with(pieces[0], self.pending[0]):
+                num_bytes += self._piece(*self.pending[0]).num_bytes
+                if num_bytes > _COPIED_BYTES:
+                    break
+                pieces.append(self.pending.popleft())
+            count -= len(pieces)
+            yield from self._bring_pieces(pieces)
+
+    def _comes_with(self, first: _Pending, other: _Pending) -> bool:
+        """Whether both are of experts of a layer, and are copied from RAM."""
+        units = [self.model.units[unit] for (_, unit), _ in (first, other)]
+        return (
+            self.model.compute_tier == "gpu"
+            and first[0][0] == other[0][0]
+            and units[0].expert is not None is not units[1].expert
+            and units[0].layer == units[1].layer
+            and self._piece(*first).tier == "cpu" == self._piece(*other).tier
         )
+
+    def _piece(self, target: Target, number: int) -> StreamPiece:
+        return self.model.units[target[1]].pieces[number]
+
+    def _bring_pieces(self, pieces: Sequence[_Pending]) -> Iterator[Operation]:
+        """Several from RAM, or one."""
+        size = self.model.ring_blocks
+        brought = [
+            UnitPlace(target[1], number, self.residents[target].first_block)
+            for target, number in pieces
+        ]
+        arrivals = [
+            arrival("weights", (own.slot + block) % size, target, own.piece, num_pieces, num_bytes)
+            for (target, _), own in zip(pieces, brought, strict=True)
+            for block, num_pieces, num_bytes in self.model.filled[own.unit][own.piece]
+        ]
+        (sweep, unit), number = pieces[0]
+        piece, first, others = self._piece(*pieces[0]), brought[0].slot, tuple(brought[1:])
+        num_bytes = sum(self._piece(*own).num_bytes for own in pieces)
+        make = partial(self.board.make, sweep=sweep, unit=unit, piece=number, num_bytes=num_bytes)
         if self.model.compute_tier == "cpu":
             yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, arrivals, slot=first)
             return
@@ -165,5 +212,7 @@ class WeightStream:
             staged = write("weight staging", staging, (sweep, unit, number), piece.num_bytes)
             yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [staged], slot=staging)
             reads.append(read("weight staging", staging, (sweep, unit, number)))
-        accesses = [*reads, *arrivals]
-        yield make(Kind.COPY_WEIGHTS, Lane.TO_DEVICE, accesses, slot=first, source_slot=staging)
+        accesses, lane = [*reads, *arrivals], Lane.TO_DEVICE
+        yield make(
+            Kind.COPY_WEIGHTS, lane, accesses, slot=first, source_slot=staging, others=others
+        )

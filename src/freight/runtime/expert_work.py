@@ -1,16 +1,15 @@
-"""Computes experts on the tokens that chose them: one, or where the weights of several that follow
-each other are at hand, as many as scratch memory has room for.
+"""Computes experts on the tokens that chose them: those that come together, or as many of them as
+scratch memory has room for.
 
 Alone an expert of a model with many takes longer to be asked for than to be computed, above all
-where it has a token or two. Of those that are computed together the first one's unit is asked for.
+where it has a token or two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,9 @@ import torch
 from freight.model.expert_sets import ExpertSets
 from freight.model.frame import Frame, Together
 from freight.model.layers import run_unit
-from freight.model.programme import Programme, Unit
+from freight.model.programme import Programme
 from freight.model.workspace import Workspace
-from freight.plan.operation import Operation
+from freight.plan.operation import Operation, UnitPlace
 from freight.runtime.residual import Parts, ResidualStream
 from freight.runtime.routing import Choices, Routing
 from freight.runtime.weights import WeightStore
@@ -29,13 +28,6 @@ from freight.runtime.weights import WeightStore
 __all__ = ["ExpertWork"]
 
 Ids = npt.NDArray[np.int64]
-
-
-class _Place(NamedTuple):
-    """Of an expert among neighbours that stay: all of these, and the first one's number."""
-
-    sets: ExpertSets
-    first: int
 
 
 class ExpertWork:
@@ -52,62 +44,75 @@ class ExpertWork:
         chunk_tokens: int,
     ) -> None:
         self._units = programme.units
-        self._numbers: dict[int, list[int]] = {}
-        """Of a layer's experts, the units."""
-        for number, unit in enumerate(self._units):
-            if unit.expert is not None and unit.layer is not None:
-                self._numbers.setdefault(unit.layer, []).append(number)
         self._weights = weights
         self._residual = residual
         self._workspace = workspace
         self._routing = routing
         self._chunk_tokens = chunk_tokens
-        self._places: dict[int, dict[int, _Place | None]] = {}
-        """By layer and expert."""
-        self._turns: dict[int, dict[int, Choices]] = {}
-        """Of the layer of each micro-batch's last router, by the first of those that are computed
-        together."""
+        self._staying: dict[int, tuple[ExpertSets, Mapping[int, int]]] = {}
+        """Of a layer those experts that stay, and which of them each unit is."""
+        self._choices: dict[int, Choices] = {}
+        """Of the layer of each micro-batch's last router."""
 
-    def chosen(self, k: int, layer: int) -> Collection[int]:
-        """The experts that are to be asked for in a layer whose router has run."""
-        choices, places = self._routing.choices(k), self._places_in(layer)
-        turns = self._turns[k] = {}
+    def chosen(self, k: int) -> Collection[int]:
+        """The experts of the layer whose router has run."""
+        self._choices[k] = self._routing.choices(k)
+        return frozenset(self._choices[k].names.tolist())
+
+    def perform(self, operation: Operation, k: int, parts: Parts) -> None:
+        """What micro-batch ``k`` chose of the operation's experts."""
+        experts = ((self._units[own.unit].expert, own) for own in operation.unit_places)
+        places = {expert: own for expert, own in experts if expert is not None}
+        for some in self._turns(self._choices[k].within(places)):
+            own_places = [places[name] for name in some.names.tolist()]
+            sets, numbers = self._sets(own_places) if len(own_places) > 1 else (None, None)
+            for first, rows in parts:
+                own = _within(some, first, rows.shape[0])
+                if sets is None:
+                    self._alone(own_places[0], k, own, first, rows)
+                elif len(own.names):
+                    assert numbers is not None
+                    present = np.searchsorted(some.names, own.names)
+                    self._together(k, sets, numbers[present], own, rows)
+
+    def _turns(self, choices: Choices) -> Iterator[Choices]:
+        """As many of the experts as have no more tokens than are computed at once; or one."""
         begin, count = 0, len(choices.names)
         while begin < count:
-            place, end = places[int(choices.names[begin])], begin + 1
-            if place is not None:
-                behind = np.searchsorted(choices.names, place.first + len(place.sets.weights))
-                most = choices.borders[begin] + self._chunk_tokens
-                fitting = np.searchsorted(choices.borders, most, side="right") - 1
-                end = max(end, min(int(behind), int(fitting)))
-            turns[int(choices.names[begin])] = choices.some(begin, end)
+            most = choices.borders[begin] + self._chunk_tokens
+            fitting = int(np.searchsorted(choices.borders, most, side="right")) - 1
+            end = max(begin + 1, fitting)
+            yield choices.some(begin, end)
             begin = end
-        return turns.keys()
 
-    def perform(self, operation: Operation, k: int, unit: Unit, parts: Parts) -> None:
-        """What micro-batch ``k`` chose of the unit's expert and of those that are computed with
-        it."""
-        assert unit.expert is not None and unit.layer is not None
-        choices, place = self._turns[k][unit.expert], self._places_in(unit.layer)[unit.expert]
-        for first, rows in parts:
-            own = _within(choices, first, rows.shape[0])
-            if len(choices.names) == 1:
-                self._alone(operation, k, unit, own, first, rows)
-            elif len(own.names):
-                assert place is not None
-                self._together(k, place, own, rows)
+    def _sets(self, places: Sequence[UnitPlace]) -> tuple[ExpertSets, Ids]:
+        """Sets that have these experts' weights, and which of them are theirs."""
+        layer = self._units[places[0].unit].layer
+        assert layer is not None
+        if all(self._weights.stays(own.unit) for own in places):
+            sets, numbers = self._staying_in(layer)
+            return sets, np.array([numbers[own.unit] for own in places])
+        units = [self._units[own.unit] for own in places]
+        weights = [self._weights.parts(own.unit, own.slot) for own in places]
+        return ExpertSets(units, weights), np.arange(len(places))
+
+    def _staying_in(self, layer: int) -> tuple[ExpertSets, Mapping[int, int]]:
+        if layer not in self._staying:
+            staying = [
+                number
+                for number, unit in enumerate(self._units)
+                if unit.expert is not None and unit.layer == layer and self._weights.stays(number)
+            ]
+            weights = [self._weights.parts(number, -1) for number in staying]
+            sets = ExpertSets([self._units[number] for number in staying], weights)
+            self._staying[layer] = sets, {number: i for i, number in enumerate(staying)}
+        return self._staying[layer]
 
     def _alone(
-        self,
-        operation: Operation,
-        k: int,
-        unit: Unit,
-        own: Choices,
-        first: int,
-        rows: torch.Tensor,
+        self, place: UnitPlace, k: int, own: Choices, first: int, rows: torch.Tensor
     ) -> None:
         """``rows`` are those of the tokens from ``first`` on."""
-        weights, routes = self._weights.parts(operation.unit, operation.slot), self._routing.of(k)
+        weights, routes = self._weights.parts(place.unit, place.slot), self._routing.of(k)
         tokens = own.places // routes.weights.shape[1] - first
         shares = routes.weights.flatten()[own.places]
         for start in range(0, len(tokens), self._chunk_tokens):
@@ -119,10 +124,12 @@ class ExpertWork:
                 chosen=tokens[some],
                 shares=shares[some],
             )
-            run_unit(unit, frame)
+            run_unit(self._units[place.unit], frame)
 
-    def _together(self, k: int, place: _Place, own: Choices, rows: torch.Tensor) -> None:
-        sets, in_rounds, borders = place.sets, *_rounds(own.tokens)
+    def _together(
+        self, k: int, sets: ExpertSets, numbers: Ids, own: Choices, rows: torch.Tensor
+    ) -> None:
+        in_rounds, borders = _rounds(own.tokens)
         ids = torch.from_numpy(np.stack((own.tokens, in_rounds, own.tokens[in_rounds])))
         if rows.device.type == "cuda":  # of other memory the copy would be waited for
             ids = ids.pin_memory()
@@ -130,7 +137,7 @@ class ExpertWork:
         together = Together(
             weights=sets.weights,
             find_rows=sets.find_rows,
-            numbers=own.names - place.first,
+            numbers=numbers,
             firsts=own.borders[:-1],
             counts=own.counts,
             rounds=[(places[some], targets[some]) for some in borders],
@@ -144,23 +151,6 @@ class ExpertWork:
             together=together,
         )
         run_unit(sets.first, frame)
-
-    def _places_in(self, layer: int) -> Mapping[int, _Place | None]:
-        if layer not in self._places:
-            self._places[layer] = dict(self._neighbours(self._numbers[layer]))
-        return self._places[layer]
-
-    def _neighbours(self, numbers: Sequence[int]) -> Iterator[tuple[int, _Place | None]]:
-        """Experts of a layer, and what they are in if neighbours stay as they do."""
-        for stay, some in groupby(numbers, self._weights.stays):
-            own = list(some)
-            units = [self._units[number] for number in own]
-            experts = [unit.expert for unit in units if unit.expert is not None]
-            place = None
-            if stay and len(own) > 1:
-                weights = [self._weights.parts(number, -1) for number in own]
-                place = _Place(ExpertSets(units, weights), experts[0])
-            yield from ((expert, place) for expert in experts)
 
 
 def _within(choices: Choices, first: int, count: int) -> Choices:

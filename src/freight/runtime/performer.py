@@ -117,8 +117,6 @@ class Performer:
             self._activations.dtype,
             self._workspace.device,
         )
-        self._routed: dict[int, int] = {}
-        """The layer of each micro-batch's last router."""
         self._experts = ExpertWork(
             programme,
             weights=self._weights,
@@ -182,12 +180,15 @@ class Performer:
             self._weights.read_into_slot(piece, operation.slot)
 
     def _copy_weights(self, operation: Operation) -> None:
-        piece = self._weights.piece(operation.unit, operation.piece)
-        if piece.path is None:
-            source = self._weights.host_stretch(operation.unit, piece)
-        else:
-            source = self._buffers.weight_staging[operation.source_slot, : piece.num_bytes]
-        self._to_device.move(self._weights.bring_into_slot(source, piece, operation.slot))
+        pairs = []
+        for own in operation.unit_places:
+            piece = self._weights.piece(own.unit, own.piece)
+            if piece.path is None:
+                source = self._weights.host_stretch(own.unit, piece)
+            else:
+                source = self._buffers.weight_staging[operation.source_slot, : piece.num_bytes]
+            pairs += self._weights.bring_into_slot(source, piece, own.slot)
+        self._to_device.move(pairs)
 
     def _decode_weights(self, operation: Operation) -> None:
         self._weights.decode(operation.unit, operation.source_slot)
@@ -309,7 +310,7 @@ class Performer:
             self._recurrence.perform(operation, prepared, unit)
         elif unit.kind == "expert":
             parts = self._left(operation, prepared)
-            self._experts.perform(operation, prepared.batch.index, unit, parts)
+            self._experts.perform(operation, prepared.batch.index, parts)
         elif unit.kind in ("mlp", "router"):
             self._mlp(operation, prepared, unit)
         else:
@@ -402,7 +403,6 @@ class Performer:
                 run_unit(unit, frame)
         if routes is not None:
             self._routing.end(k)
-            self._routed[k] = self._layer(operation)
 
     def _ids(
         self, operation: Operation, prepared: PreparedBatch, unit: Unit
@@ -417,7 +417,7 @@ class Performer:
     def chosen(self, k: int) -> Collection[int]:
         """The experts that are to be computed for micro-batch ``k`` in the layer whose router was
         computed last."""
-        return self._experts.chosen(k, self._routed[k])
+        return self._experts.chosen(k)
 
     def _left(self, operation: Operation, prepared: PreparedBatch) -> Parts:
         """The residual stream of those tokens that are left to compute."""

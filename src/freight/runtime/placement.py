@@ -24,7 +24,7 @@ from freight.model.workspace import Workspace
 from freight.plan.default import Plan
 from freight.plan.kept_pages import held_beginnings, keeps_kv
 from freight.plan.policy import Tier
-from freight.plan.ring import ring_blocks
+from freight.plan.ring import size_ring
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.verify import Ring
 from freight.quantities import align_up
@@ -378,8 +378,7 @@ class Placement:
             home=self._home,
             near=self.near,
             host=self.host,
-            num_blocks=ring_blocks(layout, self.plan.policy.piece_bytes),
-            block_bytes=self.plan.policy.piece_bytes,
+            ring=size_ring(layout, self.plan.policy.piece_bytes),
             loader=loader,
             files=self.files,
         )
@@ -421,8 +420,9 @@ class Placement:
         }
         for name, rows in own.items():
             rings[name] = Ring(num_slots=len(rows), slot_bytes=rows[0].numel())
-        blocks, size = self.weights.ring_blocks, self.plan.policy.piece_bytes
-        return {**rings, "weights": Ring(num_slots=blocks, slot_bytes=size)}
+        ring = self.weights.ring
+        slots = Ring(num_slots=ring.num_blocks, slot_bytes=ring.block_bytes)
+        return {**rings, "weights": slots}
 
 
 def _part(layers: _Layers, number: int, parts: int) -> _Layers:

@@ -20,6 +20,7 @@ from freight.model.number_format import Compressed, PerRow, find_compressed
 from freight.plan.forms import BLOCK
 from freight.plan.layout import Table, UnitLayout, WeightLayout
 from freight.plan.parts import Part, Piece, SlotPart
+from freight.plan.ring import RingSize
 from freight.quantities import align_up
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
 
@@ -45,7 +46,7 @@ class WeightStore:
     """All weights. ``near`` is the compute tier's memory, ``home`` what of it is for those that
     stay, ``host`` the cpu tier's memory.
 
-    Streamed ones pass through a ring of ``num_blocks`` blocks in the first. A unit that reaches its
+    Streamed ones pass through a ``ring`` of blocks in the first. A unit that reaches its
     end goes on at its beginning; rows that lie across are made whole in the seam behind the end.
     """
 
@@ -56,26 +57,21 @@ class WeightStore:
         home: Arena,
         near: Arena,
         host: Arena,
-        num_blocks: int,
-        block_bytes: int,
+        ring: RingSize,
         loader: RowLoader,
         files: CheckpointFiles | None,
     ) -> None:
         self._layout = layout
         self._files = files
         self._units = [_place_unit(unit, home, host, loader) for unit in layout.all_units]
-        self._block_bytes = block_bytes
-        self._ring_size = num_blocks * block_bytes
+        self.ring = ring
+        self._block_bytes, self._ring_size = ring.block_bytes, ring.num_bytes
         self._ring = near.take(self._ring_size + layout.seam_bytes, "weight slots")
         self._ring_bytes = None if self._ring.is_cuda else host_view(self._ring)
         self._pieces = [unit.pieces for unit in layout.all_units]
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
         self._resident: dict[int, Mapping[str, WeightParts]] = {}
         """Units of which nothing passes through the ring, as ``parts`` tells them."""
-
-    @property
-    def ring_blocks(self) -> int:
-        return self._ring_size // self._block_bytes
 
     def places(self, piece: Piece, slot: int) -> list[tuple[int, int]]:
         """(begin, end) of the bytes of the ring that a piece is brought to, the unit beginning at
