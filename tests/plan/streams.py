@@ -64,7 +64,7 @@ class Case:
 
         def chosen(k: int) -> frozenset[int]:
             # Experts that a layer does not have are asked for in vain.
-            return frozenset(dice.choices(range(most + 1), k=2))
+            return frozenset(dice.choices(range(most + 1), k=1 + most // 2))
 
         return chosen
 
@@ -102,11 +102,13 @@ def cases(draw: st.DrawFn) -> Case:
     units = draw(_units(tier))
     most = max(-(-unit.slot_bytes // BLOCK_BYTES) for unit in units)
     spare = draw(st.integers(0, 8))
+    ring = most + spare
     model = StreamModel(
         units=units,
         compute_tier=tier,
-        ring_blocks=most + spare,
+        ring_blocks=ring,
         block_bytes=BLOCK_BYTES,
+        group_blocks=draw(st.integers(0, ring)),
         staging_slots=draw(st.integers(1, 6)),
         embeds_in_place=tier == "cpu" and draw(st.booleans()),
     )
@@ -119,7 +121,7 @@ def _units(draw: st.DrawFn, tier: str) -> tuple[StreamUnit, ...]:
     kinds: list[tuple[Any, int | None, int | None]] = []
     for layer in range(num_layers):
         kinds.append(("attention", layer, None))
-        num_experts = draw(st.sampled_from([0, 1, 3]))
+        num_experts = draw(st.sampled_from([0, 1, 3, 6]))
         kinds.append(("router" if num_experts else "mlp", layer, None))
         kinds += [("expert", layer, expert) for expert in range(num_experts)]
     kinds += [("head", None, None)] * num_chunks

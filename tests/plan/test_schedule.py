@@ -36,15 +36,18 @@ def test_legal_at_any_speed(case: Case, seed: int) -> None:
 def test_every_computation_once_and_in_order(case: Case) -> None:
     """Unit by unit; where the CPU attends, in two parts, and micro-batch by micro-batch."""
     found = [
-        (op.sweep, op.unit, op.batch.index, op.is_last)
+        (op.sweep, unit, op.batch.index, op.is_last)
         for op in case.operations()
         if op.kind in (Kind.COMPUTE, Kind.FINISH_ATTENTION) and op.batch is not None
+        for unit in (own.unit for own in op.unit_places)
     ]
     last = len(case.model.units) - 1
     runs = case.runs()
     expected = [(sweep, unit, work.batch.index, unit == last) for sweep, unit, work in runs]
+    found = [own for own in found if own in {*expected}]  # of experts others may be wanted too
     if not any(work.delegated for _, _, work in runs):
-        assert found == expected
+        by_unit = [own for own in found if case.model.units[own[1]].expert is None]
+        assert by_unit == [own for own in expected if case.model.units[own[1]].expert is None]
     by_batch = [[run for run in own if run[2] == k] for own in (found, expected) for k in range(4)]
     assert by_batch[:4] == by_batch[4:]
 
@@ -81,14 +84,54 @@ def test_what_the_cpu_attends_goes_there_and_back(case: Case) -> None:
 def test_every_piece_once_per_sweep(case: Case) -> None:
     """And nothing of experts that nobody chose."""
     kind = Kind.READ_WEIGHTS if case.model.compute_tier == "cpu" else Kind.COPY_WEIGHTS
-    brought = Counter(
-        (op.sweep, op.unit, op.piece, op.num_bytes) for op in case.operations() if op.kind is kind
-    )
+    units, brought = case.model.units, Counter[tuple[int, int, int]]()
+    for op in case.operations():
+        if op.kind is kind:
+            brought.update((op.sweep, own.unit, own.piece) for own in op.unit_places)
+            pieces = [units[own.unit].pieces[own.piece] for own in op.unit_places]
+            assert op.num_bytes == sum(piece.num_bytes for piece in pieces)
+            assert len(pieces) == 1 or {piece.tier for piece in pieces} == {"cpu"}
     assert brought == Counter(
-        (sweep, unit, index, piece.num_bytes)
+        (sweep, unit, index)
         for sweep, unit in {(sweep, unit) for sweep, unit, _ in case.runs()}
-        for index, piece in enumerate(case.model.units[unit].pieces)
+        for index in range(len(units[unit].pieces))
     )
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases())
+def test_experts_come_in_groups(case: Case) -> None:
+    """Neighbours of those that any micro-batch chose, as many as take the blocks that a group may
+    have; each micro-batch computes the same ones, all that it chose, where they are."""
+    units, model = case.model.units, case.model
+    wanted: dict[tuple[int, int | None], set[int]] = {}
+    for sweep, unit, _ in case.runs():
+        if units[unit].expert is not None:
+            wanted.setdefault((sweep, units[unit].layer), set()).add(unit)
+    groups: dict[tuple[int, int | None], list[tuple[int, ...]]] = {}
+    for op in case.operations():
+        if op.kind is not Kind.COMPUTE or units[op.unit].expert is None:
+            assert op.kind is Kind.COPY_WEIGHTS or not op.others
+            continue
+        members, own = tuple(own.unit for own in op.unit_places), (op.sweep, units[op.unit].layer)
+        if groups.setdefault(own, [()])[-1] != members:
+            groups[own].append(members)
+        read = {a.place[1] for a in op.accesses if a.place[0] == "weights"}
+        held = [
+            (place.slot + block) % model.ring_blocks
+            for place in op.unit_places
+            for block in range(model.num_blocks[place.unit])
+        ]
+        assert sorted(held) == sorted(read)
+    assert groups.keys() == wanted.keys()
+    for own, found in groups.items():
+        assert [unit for group in found for unit in group] == sorted(wanted[own])
+        sizes = [sum(model.num_blocks[unit] for unit in group) for group in found[1:]]
+        for size, group in zip(sizes, found[1:], strict=True):
+            assert len(group) == 1 or size <= model.group_blocks
+        for size, (group, after) in zip(sizes, pairwise(found[1:]), strict=False):
+            is_full = size + model.num_blocks[after[0]] > model.group_blocks
+            assert is_full or units[group[-1]].needs_decode or units[after[0]].needs_decode
 
 
 @settings(deadline=None, max_examples=100)

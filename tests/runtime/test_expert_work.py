@@ -6,7 +6,7 @@ The oracle is the same engine with every expert alone, which other tests hold ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from freight.model.expert_rows import combine
 from freight.model.expert_steps import Combine
 from freight.model.frame import Frame, Together
 from freight.model.workspace import Workspace
+from freight.plan.sweep import StreamModel
 from freight.runtime.expert_work import ExpertWork, _rounds
 from freight.runtime.weights import WeightStore
 
@@ -54,6 +55,15 @@ def logits(
     return [captured[place] for place in sorted(captured)]
 
 
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = StreamModel.groups
+
+    def alone(self: StreamModel, layer: int, chosen: Collection[int]) -> list[tuple[int, ...]]:
+        return [(unit,) for group in groups(self, layer, chosen) for unit in group]
+
+    monkeypatch.setattr(StreamModel, "groups", alone)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(
     "options",
@@ -61,24 +71,27 @@ def logits(
         {},
         {"activations_percent": (0.0, 43.0, 57.0), "micro_batch_size": 3},  # tokens in two places
         {"device": "sim", "weights_percent": (100.0, 0.0, 0.0), "micro_batch_size": 2},
+        {"device": "sim", "weights_percent": (0.0, 100.0, 0.0), "micro_batch_size": 4},
+        {"device": "sim", "weights_percent": (30.0, 40.0, 30.0)},
+        {"weights_percent": (0.0, 55.0, 45.0)},
         {"weight_bits": 4},
         {"compute": "int8"},
     ],
-    ids=lambda own: " ".join(own) or "in memory",
+    ids=lambda own: " ".join(map(str, own.values())) or "in memory",
 )
 @pytest.mark.parametrize("every", [1, 3])
 def test_together_as_alone(
     name: str, options: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit by bit, in float32; also where one of so many units is taken for one that does not
-    stay."""
+    stay, and where experts come through the ring."""
     tiny.make_model(tmp_path, config=CONFIGS[name])
     counts: list[int] = []
     together = ExpertWork._together
 
     def counted(self: ExpertWork, *arguments: Any) -> None:
-        counts.append(len(arguments[2].names))
-        assert len(arguments[2].tokens) <= self._chunk_tokens  # what there is scratch for
+        counts.append(len(arguments[3].names))
+        assert len(arguments[3].tokens) <= self._chunk_tokens  # what there is scratch for
         together(self, *arguments)
 
     monkeypatch.setattr(ExpertWork, "_together", counted)
@@ -89,7 +102,7 @@ def test_together_as_alone(
     found = logits(tmp_path, options)
     assert counts and max(counts) > 1
     counts.clear()
-    monkeypatch.setattr(WeightStore, "stays", lambda self, unit: False)
+    one_by_one(monkeypatch)
     alone = logits(tmp_path, options)
     assert not counts
     assert len(found) == len(alone) == STEPS * len(PROMPTS)
@@ -124,7 +137,7 @@ def test_by_tables_of_loops(
     assert max(most for _, most, are_few in called if are_few) > 1 < max(n for n, _, _ in called)
     assert options or any(count > 1 and not are_few for count, _, are_few in called)
     called.clear()
-    monkeypatch.setattr(WeightStore, "stays", lambda self, unit: False)
+    one_by_one(monkeypatch)
     alone = logits(tmp_path, given, prompts)
     assert all(count == 1 for count, *_ in called)  # when it was compiled
     assert all(torch.equal(*own) for own in zip(found, alone, strict=True))

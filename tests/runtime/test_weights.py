@@ -6,6 +6,7 @@ matrices, row for row, also where they lie across the ring's end.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from freight.memory.disk import Traffic
 from freight.memory.tier import host_arena
 from freight.memory.transfer import host_view
 from freight.plan.policy import Policy
-from freight.plan.ring import ring_blocks
+from freight.plan.ring import size_ring
 from freight.quantities import MIB
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles
 from freight.runtime.weights import WeightStore
@@ -58,18 +59,18 @@ def test_a_unit_is_its_matrices_wherever_it_begins(
     bounce = host_arena(BOUNCE_BYTES).take(BOUNCE_BYTES, "bounce")
     staging = host_arena(policy.piece_bytes).take(policy.piece_bytes, "staging")
     files = CheckpointFiles(checkpoint.sources, Traffic(), bounce)
+    ring = size_ring(layout, policy.piece_bytes)
     store = WeightStore(
         layout,
         home=near,
         near=near,
         host=host_arena(4 * MIB),
-        num_blocks=ring_blocks(layout, policy.piece_bytes) + more_blocks,
-        block_bytes=policy.piece_bytes,
+        ring=replace(ring, num_blocks=ring.num_blocks + more_blocks),
         loader=files,
         files=files,
     )
     for number, unit in enumerate(layout.all_units):
-        slot = (start + number) % max(1, store.ring_blocks)
+        slot = (start + number) % max(1, store.ring.num_blocks)
         for index, piece in enumerate(unit.pieces):
             if piece.path is not None and policy.compute_tier == "cpu":
                 store.read_into_slot(piece, slot)

@@ -96,6 +96,7 @@ class WeightStream:
         found, accesses = [], list[Access]()
         for unit in units:
             resident = self.residents.get((sweep, unit))
+            assert resident is not None or not self.model.units[unit].pieces
             found.append(UnitPlace(unit, 0, -1 if resident is None else resident.first_block))
             accesses += () if resident is None else resident.reads
         return found, accesses
