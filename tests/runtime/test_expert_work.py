@@ -110,7 +110,18 @@ def test_together_as_alone(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("options", [{}, {"weight_bits": 4}, {"weight_bits": 8}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_bits": 4},
+        {"weight_bits": 8},
+        {"weights_percent": (0.0, 55.0, 45.0)},  # cut in a matrix that the next one gates
+        {"device": "sim", "weights_percent": (20.0, 80.0, 0.0)},
+        {"weights_percent": (0.0, 55.0, 45.0), "weight_bits": 4},
+    ],
+    ids=str,
+)
 def test_by_tables_of_loops(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +133,7 @@ def test_by_tables_of_loops(
     monkeypatch.setattr(pairs, "_times", lambda tokens: (9.0, 1.0, 2.0))  # as rows come, if few
     monkeypatch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
     config = CONFIGS[name].to_dict() | {"hidden_size": 128}
-    tiny.make_model(tmp_path, config=type(CONFIGS[name])(**config))
+    tiny.make_model(tmp_path, config=type(CONFIGS[name])(**config), dtype=torch.bfloat16)
     called: list[tuple[int, int, bool]] = []
     multiply = SeveralRows.multiply
 
@@ -135,7 +146,8 @@ def test_by_tables_of_loops(
     prompts = tiny.prompts(5, 24)
     found = logits(tmp_path, given, prompts)
     assert max(most for _, most, are_few in called if are_few) > 1 < max(n for n, _, _ in called)
-    assert options or any(count > 1 and not are_few for count, _, are_few in called)
+    are_plain = "weight_bits" not in options
+    assert any(count > 1 and not are_few for count, _, are_few in called) == are_plain
     called.clear()
     one_by_one(monkeypatch)
     alone = logits(tmp_path, given, prompts)
@@ -175,7 +187,7 @@ def test_updates_of_many_experts_are_added_in_their_order() -> None:
     nothing = np.empty(0, np.int64)
     together = Together(
         weights=(),
-        find_rows=lambda steps: None,
+        find_rows=lambda steps, gates=False: None,
         numbers=nothing,
         firsts=nothing,
         counts=nothing,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import IntegerRows, IntegerTokens, quantise_tokens
 from freight.kernels.pages import Pages
@@ -21,6 +21,7 @@ from freight.model.kv_view import KVView
 from freight.model.programme import Project, Weight
 from freight.model.rope_config import RopeConfig
 from freight.model.routes import Routes
+from freight.model.set_rows import SetRows
 from freight.model.workspace import Workspace
 
 __all__ = [
@@ -92,6 +93,13 @@ class Member:
         return _vector(self.weights, weight)
 
 
+class FindRows(Protocol):
+    """Of some steps what they multiply by; None where no loop takes it. Where the second one
+    ``gates`` the first one both are cut alike."""
+
+    def __call__(self, steps: Sequence[Project], *, gates: bool = False) -> SetRows | None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Together:
     """Several experts of a layer that are computed together. Of all that there are of it here,
@@ -102,7 +110,7 @@ class Together:
     second ones, and so on, in the order of its experts."""
 
     weights: Sequence[Mapping[str, WeightParts]]
-    find_rows: Callable[[Sequence[Project]], SeveralRows | None]
+    find_rows: FindRows
     numbers: Ids
     firsts: Ids
     counts: Ids

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.integers import IntegerRows, IntegerTokens, integer_product
 from freight.kernels.pairs import most_of_each, most_one_by_one
@@ -22,6 +21,7 @@ from freight.model.frame import Frame, Member, Rows, Together
 from freight.model.kept_steps import ProjectGroups
 from freight.model.number_format import integer_scratch
 from freight.model.programme import Activate, Multiply, Project, Step
+from freight.model.set_rows import SetRows
 
 __all__ = ["project", "project_gated", "project_groups"]
 
@@ -70,7 +70,7 @@ class _ByTable:
     """Those experts of several that loops multiply by one call: the ``few`` [n] whose tokens are
     few, and by another one those that have ``more`` [n]."""
 
-    rows: SeveralRows
+    table: SetRows
     together: Together
     few: npt.NDArray[np.bool_]
     more: npt.NDArray[np.bool_]
@@ -78,28 +78,36 @@ class _ByTable:
     def multiply(
         self, x: torch.Tensor, outs: Sequence[torch.Tensor], outcomes: Sequence[int]
     ) -> None:
-        own = self.together
+        """To the ``outs`` of steps, with what becomes of each."""
+        own, table = self.together, self.table
+        sets, targets = table.places[own.numbers], table.outs(outs)
+        whats = [outcomes[step] for step, *_ in table.cuts]
         for some, are_few in ((self.few, True), (self.more, False)):
             if some.any():
-                places = own.numbers[some], own.firsts[some], own.counts[some]
-                self.rows.multiply(x, *places, outs, outcomes, are_few=are_few)
+                places = sets[some], own.firsts[some], own.counts[some]
+                table.rows.multiply(x, *places, targets, whats, are_few=are_few)
 
     def others(self) -> list[Member]:
         return self.together.members(~(self.few | self.more))
 
 
 def _by_table(
-    steps: Sequence[Project], x: torch.Tensor, outs: Sequence[torch.Tensor], frame: Frame
+    steps: Sequence[Project],
+    x: torch.Tensor,
+    outs: Sequence[torch.Tensor],
+    frame: Frame,
+    *,
+    gates: bool = False,
 ) -> _ByTable | None:
     if frame.together is None:
         return None
-    rows = frame.together.find_rows(steps)
-    if rows is None or not rows.takes(x, outs):
+    table = frame.together.find_rows(steps, gates=gates)
+    if table is None or not table.rows.takes(x, table.outs(outs)):
         return None
-    counts = frame.together.counts
-    few = counts <= most_one_by_one(rows)
-    more = ~few & (counts <= most_of_each(rows))
-    return _ByTable(rows=rows, together=frame.together, few=few, more=more)
+    counts, is_known = frame.together.counts, table.places[frame.together.numbers] >= 0
+    few = is_known & (counts <= most_one_by_one(table.rows))
+    more = is_known & ~few & (counts <= most_of_each(table.rows))
+    return _ByTable(table=table, together=frame.together, few=few, more=more)
 
 
 _Part = tuple[Rows, torch.Tensor | None, torch.Tensor]
@@ -134,15 +142,16 @@ def project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Fram
         return False
     x = frame.values[first.x]
     out = frame.new(first.out, x, first.weight.num_rows)
-    known = _by_table(products, x, (out, out), frame)
+    known = _by_table(products, x, (out, out), frame, gates=True)
     members = frame.members() if known is None else known.others()
-    gated = [_gated(products, x, out, member) for member in members]
-    if any(own is None for own in gated):
-        return False
+    gated: list[list[Product]] = []
+    for member in members:
+        if (own := _gated(products, x, out, member)) is None:
+            return False
+        gated.append(own)
     if known is not None:
         known.multiply(x, (out, out), (PUTS, GATES))
     for member, own in zip(members, gated, strict=True):
-        assert own is not None
         _multiply_plain(x[member.rows], own, frame)
     return True
 
