@@ -7,6 +7,7 @@ The oracle is the same engine with every expert alone, which other tests hold ag
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from transformers import GptOssConfig, MixtralConfig, PretrainedConfig, Qwen3MoeConfig
 
 from freight.kernels import few_pairs, pairs, products
+from freight.kernels.cuda.choice import NO_KERNELS, load_kernels, use_kernels
+from freight.kernels.device_rows import DeviceRows
 from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.threads import find_loops
 from freight.model.expert_rows import combine
@@ -153,6 +156,38 @@ def test_by_tables_of_loops(
     alone = logits(tmp_path, given, prompts)
     assert all(count == 1 for count, *_ in called)  # when it was compiled
     assert all(torch.equal(*own) for own in zip(found, alone, strict=True))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("percent", [(100.0, 0.0, 0.0), (20.0, 80.0, 0.0)])
+def test_by_one_launch_on_a_device(
+    name: str, percent: tuple[float, float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's kernel in its interpreter: with and without it logits are the same, and it takes the
+    products of several experts, also where these lie in parts."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    kernels = load_kernels()
+    assert kernels is not None
+    tiny.make_model(tmp_path, config=CONFIGS[name])
+    given = {"device": "sim", "weights_percent": percent}
+    expected = logits(tmp_path, given)
+    called: list[tuple[int, int]] = []
+    multiply = DeviceRows.multiply
+
+    def counted(self: DeviceRows, *arguments: Any) -> None:
+        called.append((len(arguments[1]), int(arguments[3].max())))
+        multiply(self, *arguments)
+
+    monkeypatch.setattr(DeviceRows, "multiply", counted)
+    cpu = torch.device("cpu")
+    use_kernels(cpu, replace(NO_KERNELS, multiply_sets=kernels.multiply_sets))
+    try:
+        found = logits(tmp_path, given)
+    finally:
+        use_kernels(cpu, NO_KERNELS)
+    assert max(count for count, _ in called) > 1 and max(most for _, most in called) > 1
+    for own, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-4)
 
 
 @settings(deadline=None)

@@ -78,6 +78,7 @@ def tried(kernels: Kernels, *steps: Attend) -> tuple[Kernels, list[str]]:
         weights=WEIGHTS,
         steps=steps or [STEP, PLAIN],
         recurrences=() if steps else RECURRENCES,
+        has_experts=not steps,
         say=said.append,
     )
     assert kernels_of(DEVICE) == NO_KERNELS
@@ -94,7 +95,8 @@ def test_what_is_not_wanted_is_not_tried() -> None:
     """A run that keeps plain keys appends them plain."""
     chosen, said = tried(loaded(), PLAIN)
     assert said == []
-    assert chosen == replace(loaded(), append=None, convolve=None, recur=None)
+    unwanted = "append", "convolve", "recur", "multiply_sets"
+    assert chosen == replace(loaded(), **dict.fromkeys(unwanted))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
         changed |= {"append_plain": changed["append"], "rotate": lambda: inputs[0]}
         changed |= {"normalise": lambda: inputs[1], "convolve": changed["rotate"]}
-        changed |= {"recur": lambda: inputs[7]}
+        changed |= {"recur": lambda: inputs[7], "multiply_sets": changed["make_plain"]}
         for other in ("make_exponents_plain", "make_micro_plain", "make_eights_plain"):
             changed[other] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()

@@ -15,6 +15,7 @@ from operator import itemgetter
 import numpy as np
 import torch
 
+from freight.kernels.device_rows import DeviceRows
 from freight.kernels.few_pairs import SeveralRows
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.integers import IntegerRows
@@ -55,7 +56,7 @@ class ExpertSets:
         ((cuts, _),) = known.most_common(1)
         alike = [number for number, own in enumerate(found) if own == cuts]
         sets = [[_matrix(steps, self.weights[number], cut) for cut in cuts] for number in alike]
-        rows = SeveralRows.of(sets)
+        rows = SeveralRows.of(sets) or (None if gates else DeviceRows.of(sets))
         if rows is None:
             return None
         places = np.full(len(found), -1)

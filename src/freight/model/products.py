@@ -4,7 +4,7 @@ them what they make of each other."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -14,7 +14,6 @@ import torch
 
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.integers import IntegerRows, IntegerTokens, integer_product
-from freight.kernels.pairs import most_of_each, most_one_by_one
 from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.sums import ADDS, GATES, PUTS
 from freight.model.frame import Frame, Member, Rows, Together
@@ -67,13 +66,12 @@ def project_groups(step: ProjectGroups, frame: Frame) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ByTable:
-    """Those experts of several that loops multiply by one call: the ``few`` [n] whose tokens are
-    few, and by another one those that have ``more`` [n]."""
+    """Experts of several that a table is told of: ``calls`` says which, and what multiplies them at
+    once."""
 
     table: SetRows
     together: Together
-    few: npt.NDArray[np.bool_]
-    more: npt.NDArray[np.bool_]
+    calls: Sequence[tuple[npt.NDArray[np.bool_], Callable[..., None]]]
 
     def multiply(
         self, x: torch.Tensor, outs: Sequence[torch.Tensor], outcomes: Sequence[int]
@@ -82,13 +80,12 @@ class _ByTable:
         own, table = self.together, self.table
         sets, targets = table.places[own.numbers], table.outs(outs)
         whats = [outcomes[step] for step, *_ in table.cuts]
-        for some, are_few in ((self.few, True), (self.more, False)):
+        for some, call in self.calls:
             if some.any():
-                places = sets[some], own.firsts[some], own.counts[some]
-                table.rows.multiply(x, *places, targets, whats, are_few=are_few)
+                call(x, sets[some], own.firsts[some], own.counts[some], targets, whats)
 
     def others(self) -> list[Member]:
-        return self.together.members(~(self.few | self.more))
+        return self.together.members(~np.logical_or.reduce([some for some, _ in self.calls]))
 
 
 def _by_table(
@@ -104,10 +101,8 @@ def _by_table(
     table = frame.together.find_rows(steps, gates=gates)
     if table is None or not table.rows.takes(x, table.outs(outs)):
         return None
-    counts, is_known = frame.together.counts, table.places[frame.together.numbers] >= 0
-    few = is_known & (counts <= most_one_by_one(table.rows))
-    more = is_known & ~few & (counts <= most_of_each(table.rows))
-    return _ByTable(table=table, together=frame.together, few=few, more=more)
+    calls = table.calls(frame.together.numbers, frame.together.counts)
+    return _ByTable(table=table, together=frame.together, calls=calls)
 
 
 _Part = tuple[Rows, torch.Tensor | None, torch.Tensor]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.device_rows import MOST_TOKENS, DeviceRows
 from freight.kernels.few_pairs import SeveralRows
+from freight.kernels.pairs import most_of_each, most_one_by_one
 
 __all__ = ["Cut", "SetRows"]
 
@@ -23,9 +26,24 @@ class SetRows:
     """What experts are multiplied by in some steps: ``rows`` has the ``cuts`` of each of those that
     are cut alike. ``places`` [n] says which of its sets an expert is, or -1."""
 
-    rows: SeveralRows
+    rows: SeveralRows | DeviceRows
     cuts: Sequence[Cut]
     places: npt.NDArray[np.int64]
+
+    def calls(
+        self, numbers: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+    ) -> list[tuple[npt.NDArray[np.bool_], Callable[..., None]]]:
+        """Which of the experts ``numbers`` [n], that have so many tokens each, are multiplied by
+        one call, and what is called."""
+        is_known, rows = self.places[numbers] >= 0, self.rows
+        if isinstance(rows, DeviceRows):
+            return [(is_known & (counts <= MOST_TOKENS), rows.multiply)]
+        few = is_known & (counts <= most_one_by_one(rows))
+        more = is_known & ~few & (counts <= most_of_each(rows))
+        return [
+            (few, partial(rows.multiply, are_few=True)),
+            (more, partial(rows.multiply, are_few=False)),
+        ]
 
     def outs(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of what steps make [T, rows], what each cut does."""

@@ -184,6 +184,7 @@ def open_model(
         weights=weights,
         steps=attend_steps(programme),
         recurrences=recurrent_steps(programme),
+        has_experts=config.experts is not None,
         say=say,
     )
     tokenizer = open_tokenizer(model_dir, is_structured=is_structured)

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from typing import Final
 
+import numpy as np
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
+from freight.kernels.device_rows import MOST_TOKENS, DeviceRows
 from freight.kernels.eights import join_eight_rows
 from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
+from freight.kernels.sums import PUTS
 from freight.kernels.tokens import normalise, rotate
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
@@ -46,6 +50,7 @@ _NAMES: Final = {
     "make_micro_plain": "making MXFP4 plain",
     "make_eights_plain": "making FP8 plain",
     "multiply": "products of few tokens",
+    "multiply_sets": "products of several experts",
     "append": "compressing keys and values",
     "append_plain": "keys and values into their pages",
     "normalise": "norms",
@@ -64,6 +69,8 @@ _SHORT_COLUMNS: Final = 320
 _MICRO_COLUMNS: Final = 96
 """Of a matrix with short exponents: no whole number of those before which it is noted how many
 exponents have no code."""
+_SET_COLUMNS: Final = (96, 256)
+_SET_TOKENS: Final = (3, MOST_TOKENS)
 _PAGE_TOKENS: Final = 16
 _TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -75,6 +82,7 @@ def choose_kernels(
     weights: Iterable[Compressed | None],
     steps: Iterable[Attend],
     recurrences: Iterable[Convolve | DeltaRule | Scan] = (),
+    has_experts: bool = False,
     say: Callable[[str], None],
 ) -> None:
     """From now on use on a CUDA device what works there, for weights kept so and attention, or
@@ -94,6 +102,7 @@ def choose_kernels(
         weights=weights,
         steps=steps,
         recurrences=recurrences,
+        has_experts=has_experts,
         say=say,
     )
     use_kernels(device, chosen)
@@ -118,6 +127,7 @@ def try_kernels(
     weights: Iterable[Compressed | None],
     steps: Iterable[Attend],
     recurrences: Iterable[Convolve | DeltaRule | Scan] = (),
+    has_experts: bool = False,
     say: Callable[[str], None],
 ) -> Kernels:
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
@@ -142,6 +152,7 @@ def try_kernels(
         "make_micro_plain": ([_plain_micro(device, dtype)] if has_micro else [], 0.0),
         "make_eights_plain": ([_plain_eights(device, dtype)] if has_eights else [], 0.0),
         "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
+        "multiply_sets": ([_sets(device, dtype)] if has_experts else [], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept], 0.0),
         "append_plain": ([_append(step, device, dtype) for step in plain], 0.0),
         "normalise": ([_norms(device, dtype)], _TOLERANCES[dtype]),
@@ -271,6 +282,25 @@ def _product(own: Grouped, device: torch.device, dtype: torch.dtype) -> Trial:
                 dequantise(rows, plain)
                 found = x.float() @ plain.t()
             yield found
+
+    return trial
+
+
+def _sets(device: torch.device, dtype: torch.dtype) -> Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        for num_rows, num_columns in product(_NUM_ROWS, _SET_COLUMNS):
+            numbers = partial(trial_numbers, device=device, dtype=dtype)
+            sets = [[(numbers(num_rows, num_columns), numbers(1, num_rows).view(-1))]] * 2
+            for most in _SET_TOKENS:
+                x, counts = numbers(1 + most, num_columns), np.array([1, most])
+                out = torch.empty(1 + most, num_rows, dtype=dtype, device=device)
+                rows = DeviceRows.of(sets)
+                if rows is not None:
+                    rows.multiply(x, counts * 0, np.array([0, 1]), counts, [out], [PUTS])
+                else:
+                    (weight, bias), *_ = sets[0]
+                    torch.addmm(bias, x, weight.t(), out=out)
+                yield out
 
     return trial
 

@@ -23,6 +23,7 @@ class Kernels:
     make_micro_plain: Callable[..., None] | None = None
     make_eights_plain: Callable[..., None] | None = None
     multiply: Callable[..., torch.Tensor | None] | None = None
+    multiply_sets: Callable[..., None] | None = None
     append: Callable[..., None] | None = None
     append_plain: Callable[..., bool] | None = None
     normalise: Callable[..., bool] | None = None
@@ -57,6 +58,7 @@ def load_kernels() -> Kernels | None:
             groups,
             micro,
             recurrence,
+            sets,
             tokens,
         )
     except ImportError:
@@ -67,6 +69,7 @@ def load_kernels() -> Kernels | None:
         make_micro_plain=micro.make_micro_plain,
         make_eights_plain=eights.make_eights_plain,
         multiply=groups.multiply,
+        multiply_sets=sets.multiply_sets,
         append=append.append,
         append_plain=append.append_plain,
         normalise=tokens.normalise,
