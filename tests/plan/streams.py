@@ -6,6 +6,7 @@ and the contents of places, and nothing of vector clocks or of how a stream was 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from freight.plan.sweep import (
 from freight.plan.verify import Ring
 
 BLOCK_BYTES = 8
+_Works = Sequence[tuple[BatchWork, set[int] | None]]
 PLENTY = 1 << 30
 
 
@@ -70,17 +72,67 @@ class Case:
 
     def runs(self) -> list[tuple[int, int, BatchWork]]:
         """(sweep, unit, work) of all computations there should be, in order."""
-        chosen = self.router()
+        return [
+            (sweep, unit, work)
+            for sweep, units, works in self._turns()
+            for unit in units
+            for work, chosen in works
+            if chosen is None or unit in chosen
+        ]
+
+    def steps(self) -> list[tuple[int, tuple[int, ...], BatchWork]]:
+        """(sweep, units, work) of what is computed at once: of experts groups of which the work
+        has chosen any, or the first work if none has."""
         found = []
-        for sweep in self.sweeps:
-            choices: dict[int, frozenset[int]] = {}
-            for number, unit in enumerate(self.model.units):
-                for work in sweep.works:
-                    if unit.expert is None or unit.expert in choices[work.batch.index]:
-                        found.append((sweep.index, number, work))
-                if unit.kind == "router":
-                    choices = {work.batch.index: chosen(work.batch.index) for work in sweep.works}
+        for sweep, units, works in self._turns():
+            for group in self._groups(units):
+                own = [w for w, some in works if some is None or not some.isdisjoint(group)]
+                found += [(sweep, group, work) for work in own or [work for work, _ in works[:1]]]
         return found
+
+    def coming(self) -> set[tuple[int, int]]:
+        """(sweep, unit) of all that comes."""
+        return {(sweep, unit) for sweep, units, _ in self._turns() for unit in units}
+
+    def _turns(self) -> Iterator[tuple[int, tuple[int, ...], _Works]]:
+        """(sweep, units, works): of a layer the experts that come, and otherwise one unit, with
+        those micro-batches that work there and, of experts, the units that they have chosen."""
+        router, units = self.router(), self.model.units
+        for sweep in self.sweeps:
+            for number, unit in enumerate(units):
+                if unit.expert is not None:
+                    continue
+                yield sweep.index, (number,), [(work, None) for work in sweep.works]
+                if unit.kind != "router":
+                    continue
+                experts = {
+                    own.expert: n
+                    for n, own in enumerate(units)
+                    if own.layer == unit.layer and own.expert is not None
+                }
+                works = [
+                    (work, {experts[own] for own in router(work.batch.index) & experts.keys()})
+                    for work in sweep.works
+                ]
+                come = set().union(*(chosen for _, chosen in works))
+                if len(sweep.works) >= self.model.tokens_of_all:  # each has one token
+                    come = set(experts.values())
+                yield sweep.index, tuple(sorted(come)), works
+
+    def _groups(self, units: Sequence[int]) -> list[tuple[int, ...]]:
+        """As many of them one after the other as may come at once."""
+        groups: list[list[int]] = []
+        model = self.model
+        for unit in units:
+            blocks = model.num_blocks[unit]
+            if groups:
+                held = sum(model.num_blocks[own] for own in groups[-1])
+                decodes = model.units[unit].needs_decode or model.units[groups[-1][-1]].needs_decode
+                if held + blocks <= model.group_blocks and not decodes:
+                    groups[-1].append(unit)
+                    continue
+            groups.append([unit])
+        return [tuple(own) for own in groups]
 
     def rings(self) -> dict[str, Ring]:
         rings = {name: Ring(num_slots=n, slot_bytes=PLENTY) for name, n in RING_SLOTS.items()}
@@ -109,6 +161,7 @@ def cases(draw: st.DrawFn) -> Case:
         ring_blocks=ring,
         block_bytes=BLOCK_BYTES,
         group_blocks=draw(st.integers(0, ring)),
+        tokens_of_all=draw(st.sampled_from([2, 3, math.inf])),
         staging_slots=draw(st.integers(1, 6)),
         embeds_in_place=tier == "cpu" and draw(st.booleans()),
     )

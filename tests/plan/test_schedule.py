@@ -82,7 +82,7 @@ def test_what_the_cpu_attends_goes_there_and_back(case: Case) -> None:
 @settings(deadline=None, max_examples=50)
 @given(case=cases())
 def test_every_piece_once_per_sweep(case: Case) -> None:
-    """And nothing of experts that nobody chose."""
+    """And nothing of experts that nobody chose, but where there are tokens enough for all."""
     kind = Kind.READ_WEIGHTS if case.model.compute_tier == "cpu" else Kind.COPY_WEIGHTS
     units, brought = case.model.units, Counter[tuple[int, int, int]]()
     for op in case.operations():
@@ -90,10 +90,11 @@ def test_every_piece_once_per_sweep(case: Case) -> None:
             brought.update((op.sweep, own.unit, own.piece) for own in op.unit_places)
             pieces = [units[own.unit].pieces[own.piece] for own in op.unit_places]
             assert op.num_bytes == sum(piece.num_bytes for piece in pieces)
-            assert len(pieces) == 1 or {piece.tier for piece in pieces} == {"cpu"}
+            from_tier = "disk" if case.model.compute_tier == "cpu" else "cpu"
+            assert len(pieces) == 1 or {piece.tier for piece in pieces} == {from_tier}
     assert brought == Counter(
         (sweep, unit, index)
-        for sweep, unit in {(sweep, unit) for sweep, unit, _ in case.runs()}
+        for sweep, unit in case.coming()
         for index in range(len(units[unit].pieces))
     )
 
@@ -101,37 +102,28 @@ def test_every_piece_once_per_sweep(case: Case) -> None:
 @settings(deadline=None, max_examples=100)
 @given(case=cases())
 def test_experts_come_in_groups(case: Case) -> None:
-    """Neighbours of those that any micro-batch chose, as many as take the blocks that a group may
-    have; each micro-batch computes the same ones, all that it chose, where they are."""
-    units, model = case.model.units, case.model
-    wanted: dict[tuple[int, int | None], set[int]] = {}
-    for sweep, unit, _ in case.runs():
-        if units[unit].expert is not None:
-            wanted.setdefault((sweep, units[unit].layer), set()).add(unit)
-    groups: dict[tuple[int, int | None], list[tuple[int, ...]]] = {}
+    """Neighbours of those that come, as many as take the blocks that a group may have; each
+    micro-batch that chose any of them computes them all, where they are. What nobody chose is
+    waited for."""
+    model, found = case.model, []
+    kind = Kind.READ_WEIGHTS if model.compute_tier == "cpu" else Kind.COPY_WEIGHTS
     for op in case.operations():
-        if op.kind is not Kind.COMPUTE or units[op.unit].expert is None:
-            assert op.kind is Kind.COPY_WEIGHTS or not op.others
+        if op.kind is not Kind.COMPUTE or model.units[op.unit].expert is None:
+            assert op.kind is kind or not op.others
             continue
-        members, own = tuple(own.unit for own in op.unit_places), (op.sweep, units[op.unit].layer)
-        if groups.setdefault(own, [()])[-1] != members:
-            groups[own].append(members)
-        read = {a.place[1] for a in op.accesses if a.place[0] == "weights"}
+        assert op.batch is not None
+        found.append((op.sweep, tuple(own.unit for own in op.unit_places), op.batch.index))
         held = [
             (place.slot + block) % model.ring_blocks
             for place in op.unit_places
             for block in range(model.num_blocks[place.unit])
         ]
-        assert sorted(held) == sorted(read)
-    assert groups.keys() == wanted.keys()
-    for own, found in groups.items():
-        assert [unit for group in found for unit in group] == sorted(wanted[own])
-        sizes = [sum(model.num_blocks[unit] for unit in group) for group in found[1:]]
-        for size, group in zip(sizes, found[1:], strict=True):
-            assert len(group) == 1 or size <= model.group_blocks
-        for size, (group, after) in zip(sizes, pairwise(found[1:]), strict=False):
-            is_full = size + model.num_blocks[after[0]] > model.group_blocks
-            assert is_full or units[group[-1]].needs_decode or units[after[0]].needs_decode
+        assert sorted(held) == sorted(a.place[1] for a in op.accesses if a.place[0] == "weights")
+    assert found == [
+        (sweep, units, work.batch.index)
+        for sweep, units, work in case.steps()
+        if model.units[units[0]].expert is not None
+    ]
 
 
 @settings(deadline=None, max_examples=100)
@@ -170,7 +162,7 @@ def test_bytes_of_keys_and_activations(case: Case) -> None:
     for op in case.operations():
         moved[op.kind] += op.num_bytes
     units = case.model.units
-    runs = [(units[unit], unit, work) for _, unit, work in case.runs()]
+    runs = [(units[own[0]], own[0], work) for _, own, work in case.steps()]
     attended = [work for unit, _, work in runs if unit.kind == "attention"]
     far = [work.passed(unit) for unit, _, work in runs if unit.kind == "attention"]
     embedded = [work for _, number, work in runs if number == 0]

@@ -109,6 +109,7 @@ class _Stream:
 
     def run(self) -> Iterator[Operation]:
         while (sweep := (yield from self.handover.next_sweep())) is not None:
+            self.weights.expect(sweep)
             steps = steps_of(sweep, self.model, self.chosen, self.weights.choose)
             step = next(steps, None)
             yield from self.begin_delegation(sweep)

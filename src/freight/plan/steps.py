@@ -44,7 +44,7 @@ def steps_of(
     chosen: Callable[[int], Collection[int]],
     choose: Callable[[int, int, Collection[int]], None],
 ) -> Iterator[Step]:
-    """``chosen`` gives the experts of a micro-batch, ``choose`` is told of all of a layer."""
+    """``chosen`` gives the experts of a micro-batch, ``choose`` is told which of a layer come."""
     choices: dict[int, Collection[int]] = {}
     groups: dict[int, tuple[int, ...]] = {}
     is_done = False
@@ -68,8 +68,10 @@ def steps_of(
             assert own.layer is not None
             choices = {w.batch.index: chosen(w.batch.index) for w in works}
             together = {expert for few in choices.values() for expert in few}
-            choose(sweep.index, own.layer, together)
-            groups = {group[0]: group for group in model.groups(own.layer, together)}
+            tokens = sweep.num_tokens, sweep.num_picked
+            coming = model.coming(own.layer, *tokens, chosen=together)
+            choose(sweep.index, own.layer, coming)
+            groups = {group[0]: group for group in model.groups(own.layer, coming)}
 
 
 def _together(
@@ -78,9 +80,10 @@ def _together(
     model: StreamModel,
     choices: Mapping[int, Collection[int]],
 ) -> Iterator[Step]:
-    """Experts of a layer for the micro-batches that have chosen any of them."""
+    """Experts of a layer for the micro-batches that have chosen any of them; for the first one if
+    none has, so that what came is waited for before anything else takes its place."""
     experts = {model.units[unit].expert for unit in group}
-    works = tuple(w for w in works if not experts.isdisjoint(choices[w.batch.index]))
+    works = tuple(w for w in works if not experts.isdisjoint(choices[w.batch.index])) or works[:1]
     unit, *others = group
     step = partial(Step, unit=unit, oldest=unit, others=tuple(others))
     for turn, work in enumerate(works):

@@ -5,6 +5,7 @@ Plain values, all sizes in bytes. Who makes up a sweep is the scheduler's busine
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,6 +130,15 @@ class Sweep:
     index: int
     works: tuple[BatchWork, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.batch.num_tokens for work in self.works)
+
+    @property
+    def num_picked(self) -> int:
+        """Those that the head needs."""
+        return sum(work.batch.num_picked for work in self.works)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awaited:
@@ -192,13 +202,16 @@ class StreamModel:
     ``picks_at`` is the first that works on what the head needs alone, kept for each micro-batch;
     it may be that the head ``needs_all``. ``embeds_in_place``: rows of the table are read to where
     the residual stream will be. Neighbouring experts that were chosen come and are computed
-    together, as many as take up to ``group_blocks``; those that stay, all."""
+    together, as many as take up to ``group_blocks``; those that stay, all. So many tokens as
+    ``tokens_of_all`` are expected to choose all experts of a layer, which then come before it is
+    known."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
     ring_blocks: int
     block_bytes: int
     group_blocks: int = 0
+    tokens_of_all: float = math.inf
     staging_slots: int = LEAST_STAGED
     receives: bool = False
     sends: bool = False
@@ -230,13 +243,24 @@ class StreamModel:
         most = max(num_blocks, default=0)
         assert most <= self.ring_blocks, f"a unit of {most} blocks, a ring of {self.ring_blocks}"
 
-    def groups(self, layer: int, chosen: Collection[int]) -> Iterator[tuple[int, ...]]:
-        """Units of those experts of a layer that were ``chosen``, cut where no more of them come
+    def coming(
+        self, layer: int, num_tokens: int, num_picked: int, chosen: Collection[int] = ()
+    ) -> Collection[int]:
+        """The experts of a layer that come in a sweep of so many tokens, of which the head needs
+        some: all that there are where these are expected, or the ``chosen`` ones."""
+        units = self.experts[layer]
+        working = num_picked if units[0] >= self.picks_at else num_tokens
+        if working < self.tokens_of_all:
+            return chosen
+        return frozenset(own for unit in units if (own := self.units[unit].expert) is not None)
+
+    def groups(self, layer: int, coming: Collection[int]) -> Iterator[tuple[int, ...]]:
+        """Units of those experts of a layer that are ``coming``, cut where no more of them come
         and are computed together."""
         group: list[int] = []
         blocks = 0
         for number in self.experts[layer]:
-            if self.units[number].expert not in chosen:
+            if self.units[number].expert not in coming:
                 continue
             blocks += self.num_blocks[number]
             if group and (blocks > self.group_blocks or self._decodes(group[-1], number)):

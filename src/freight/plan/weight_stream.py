@@ -5,28 +5,30 @@ of it, of which the first one follows the last. A unit is brought as soon as the
 for it, so loads run as far ahead as the ring allows, also into the next sweep; a unit that has been
 computed frees its blocks. What has
 become possible when a unit begins is spread over the unit's micro-batches. Experts come once their
-router has been computed, and only those that were chosen; from RAM to a device several by one copy,
-for asking for one of a model's many takes as long as bringing it.
+router has been computed, and only those that were chosen, unless so many tokens are there that all
+are expected; several by one operation, for asking for one of a model's many takes as long as
+bringing it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Final
 
 from freight.plan.operation import Access, Kind, Lane, Operation, UnitPlace
+from freight.plan.policy import Tier
 from freight.plan.scoreboard import Scoreboard, arrival, read, write
-from freight.plan.sweep import StreamModel, StreamPiece
+from freight.plan.sweep import StreamModel, StreamPiece, Sweep
 from freight.quantities import MIB
 
 __all__ = ["WeightStream"]
 
-_COPIED_BYTES: Final = 16 * MIB
-"""Of experts, by one copy."""
+_COMING_BYTES: Final[Mapping[Tier, int]] = {"gpu": 16 * MIB, "cpu": 8 * MIB}
+"""Of experts, by one copy from RAM to a device, or by one operation that reads."""
 
 Target = tuple[int, int]
 """(sweep, unit)"""
@@ -48,8 +50,8 @@ class _Resident:
 class WeightStream:
     """State of the stream: what is in the ring, and what is still to be issued.
 
-    ``cursor`` is the first unit that has not been considered, ``chosen`` has the experts of the
-    (sweep, layer) whose routers have been computed.
+    ``cursor`` is the first unit that has not been considered, ``chosen`` has the experts that come
+    in a (sweep, layer), as far as that is known.
     """
 
     model: StreamModel
@@ -82,9 +84,15 @@ class WeightStream:
         yield from self._bring(needed)
         yield from self._bring(-(-len(self.pending) // num_turns))
 
+    def expect(self, sweep: Sweep) -> None:
+        """A sweep begins: of some layers it is known that all experts come."""
+        self.chosen.clear()
+        for layer in self.model.experts:
+            if coming := self.model.coming(layer, sweep.num_tokens, sweep.num_picked):
+                self.chosen[sweep.index, layer] = coming
+
     def choose(self, sweep: int, layer: int, experts: Collection[int]) -> None:
-        """Say which experts of a layer this sweep needs."""
-        self.chosen = {target: kept for target, kept in self.chosen.items() if target[0] == sweep}
+        """Say which experts of a layer come in this sweep."""
         self.chosen[sweep, layer] = experts
 
     def first_block(self, sweep: int, unit: int) -> int:
@@ -167,28 +175,28 @@ class WeightStream:
             num_bytes = self._piece(*pieces[0]).num_bytes
             while len(pieces) < count and self._comes_with(pieces[0], self.pending[0]):
                 num_bytes += self._piece(*self.pending[0]).num_bytes
-                if num_bytes > _COPIED_BYTES:
+                if num_bytes > _COMING_BYTES[self.model.compute_tier]:
                     break
                 pieces.append(self.pending.popleft())
             count -= len(pieces)
             yield from self._bring_pieces(pieces)
 
     def _comes_with(self, first: _Pending, other: _Pending) -> bool:
-        """Whether both are of experts of a layer, and are copied from RAM."""
+        """Whether both are of experts of a layer, and no staging is between."""
         units = [self.model.units[unit] for (_, unit), _ in (first, other)]
+        tier = "cpu" if self.model.compute_tier == "gpu" else "disk"
         return (
-            self.model.compute_tier == "gpu"
-            and first[0][0] == other[0][0]
+            first[0][0] == other[0][0]
             and units[0].expert is not None is not units[1].expert
             and units[0].layer == units[1].layer
-            and self._piece(*first).tier == "cpu" == self._piece(*other).tier
+            and self._piece(*first).tier == tier == self._piece(*other).tier
         )
 
     def _piece(self, target: Target, number: int) -> StreamPiece:
         return self.model.units[target[1]].pieces[number]
 
     def _bring_pieces(self, pieces: Sequence[_Pending]) -> Iterator[Operation]:
-        """Several from RAM, or one."""
+        """Several without staging, or one."""
         size = self.model.ring_blocks
         brought = [
             UnitPlace(target[1], number, self.residents[target].first_block)
@@ -204,7 +212,7 @@ class WeightStream:
         num_bytes = sum(self._piece(*own).num_bytes for own in pieces)
         make = partial(self.board.make, sweep=sweep, unit=unit, piece=number, num_bytes=num_bytes)
         if self.model.compute_tier == "cpu":
-            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, arrivals, slot=first)
+            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, arrivals, slot=first, others=others)
             return
         reads: list[Access] = []
         staging = -1

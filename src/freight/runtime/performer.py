@@ -173,11 +173,12 @@ class Performer:
     # -- weights and embedding rows ----------------------------------------------------------
 
     def _read_weights(self, operation: Operation) -> None:
-        piece = self._weights.piece(operation.unit, operation.piece)
         if self._on_device:
+            piece = self._weights.piece(operation.unit, operation.piece)
             self._weights.read(piece, [self._staging[operation.slot][: piece.num_bytes]])
-        else:
-            self._weights.read_into_slot(piece, operation.slot)
+            return
+        for own in operation.unit_places:
+            self._weights.read_into_slot(self._weights.piece(own.unit, own.piece), own.slot)
 
     def _copy_weights(self, operation: Operation) -> None:
         pairs = []

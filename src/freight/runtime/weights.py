@@ -61,14 +61,14 @@ class WeightStore:
         loader: RowLoader,
         files: CheckpointFiles | None,
     ) -> None:
-        self._layout = layout
         self._files = files
-        self._units = [_place_unit(unit, home, host, loader) for unit in layout.all_units]
+        self._layouts = layout.all_units
+        self._units = [_place_unit(unit, home, host, loader) for unit in self._layouts]
         self.ring = ring
         self._block_bytes, self._ring_size = ring.block_bytes, ring.num_bytes
         self._ring = near.take(self._ring_size + layout.seam_bytes, "weight slots")
         self._ring_bytes = None if self._ring.is_cuda else host_view(self._ring)
-        self._pieces = [unit.pieces for unit in layout.all_units]
+        self._pieces = [unit.pieces for unit in self._layouts]
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
         self._resident: dict[int, Mapping[str, WeightParts]] = {}
         """Units of which nothing passes through the ring, as ``parts`` tells them."""
@@ -117,12 +117,12 @@ class WeightStore:
 
     def stays(self, unit: int) -> bool:
         """Whether all of a unit lies on the compute tier."""
-        return not self._layout.all_units[unit].streamed
+        return not self._layouts[unit].streamed
 
     def decode(self, unit: int, slot: int) -> None:
         """Cast what arrived in another dtype than it is kept in."""
         offset = 0
-        for streamed in self._layout.all_units[unit].streamed:
+        for streamed in self._layouts[unit].streamed:
             if streamed.is_foreign:
                 target = _view(self._decoded, offset, streamed.part)
                 for first, own in self._raw_rows(streamed, slot):
@@ -138,7 +138,7 @@ class WeightStore:
             own = _as_rows(part, tensor)
             found.setdefault(part.weight.name, []).append((part.first_row, own))
         offset = 0
-        own_streamed = self._layout.all_units[unit].streamed
+        own_streamed = self._layouts[unit].streamed
         for streamed in own_streamed:
             part = streamed.part
             if streamed.is_foreign:
@@ -183,7 +183,7 @@ class WeightStore:
     def host_rows(self, name: str) -> list[tuple[int, TableRows]]:
         """Likewise of those that lie on the cpu tier while another one computes."""
         rows: list[tuple[int, TableRows]] = []
-        for unit, own in zip(self._layout.all_units, self._units, strict=True):
+        for unit, own in zip(self._layouts, self._units, strict=True):
             offset = 0
             for streamed in unit.streamed:
                 part = streamed.part

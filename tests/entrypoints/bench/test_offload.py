@@ -14,11 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import Qwen3MoeConfig
 
 from freight.demo import MODEL_DIR
 from freight.entrypoints.bench import offload
 from freight.entrypoints.bench.children import run_child
-from freight.entrypoints.bench.closed_form import expected_bytes
+from freight.entrypoints.bench.closed_form import SweepLog, expected_bytes, logged_bytes
 from freight.entrypoints.bench.flexgen_run import flexgen_policies
 from freight.entrypoints.bench.groups import GroupMaker
 from freight.entrypoints.bench.machine import Rate
@@ -328,6 +329,26 @@ def test_bytes_are_those_of_the_closed_form(
         answers = tiny.run(engine, rows, work.new_tokens)
         moved = {k: n - engine.load_traffic.get(k, 0) for k, n in engine.traffic.moved.items()}
         assert {k: n for k, n in moved.items() if n} == expected_bytes(engine, rows, answers)
+
+
+@pytest.mark.parametrize("prompt_tokens", [3, 17])
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("name", ["cpu: odd mix", "sim: weights on cpu", "sim: odd mix"])
+def test_bytes_of_experts_are_those_of_the_closed_form(
+    name: str, size: int, prompt_tokens: int, tmp_path: Path
+) -> None:
+    """Of prompts enough tokens for all experts to be expected, and not; activations that pass once
+    for each group of experts."""
+    sizes = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
+    tiny.make_model(tmp_path, config=Qwen3MoeConfig(**tiny.SIZES, head_dim=16, **sizes))
+    work = Work(num_rows=5, prompt_tokens=prompt_tokens, new_tokens=3)
+    rows = make_rows(work, tiny.VOCAB)
+    options = {**POLICIES[name], "micro_batch_size": size}
+    with tiny.engine(tmp_path, rows, work.new_tokens, **options) as engine:
+        log = SweepLog(engine)
+        tiny.run(engine, rows, work.new_tokens, on_batch=log.on_batch)
+        moved = {k: n - engine.load_traffic.get(k, 0) for k, n in engine.traffic.moved.items()}
+        assert {k: n for k, n in moved.items() if n} == logged_bytes(engine, log)
 
 
 @pytest.mark.parametrize(

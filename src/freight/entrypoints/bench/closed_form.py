@@ -21,6 +21,7 @@ from freight.model.sources import TensorSource
 from freight.plan.layout import Table, UnitLayout
 from freight.plan.operation import Operation
 from freight.plan.policy import Split, Tier
+from freight.plan.ring import stream_model
 from freight.plan.sweep import Awaited, Sweep
 from freight.quantities import align_down, align_up
 from freight.runtime.engine import Engine
@@ -51,6 +52,8 @@ class SweepLog:
         self._routers = sum(unit.unit.kind == "router" for unit in engine.plan.layout.units)
         self._chosen: list[Collection[int]] = []
         self.sweeps: dict[int, list[tuple[list[_State], Sequence[_Way]]]] = {}
+        self.tokens: dict[int, tuple[int, int]] = {}
+        """Of each sweep, and how many of them the head needs."""
         if self.has_experts:
             self._listen(engine)
 
@@ -75,11 +78,11 @@ class SweepLog:
 
         engine._stream = listening  # type: ignore[method-assign]
 
-    def chosen(self) -> Iterator[list[frozenset[int]]]:
-        """For each sweep, by router, the experts that any of its micro-batches chose."""
+    def chosen(self) -> Iterator[list[list[Collection[int]]]]:
+        """For each sweep, by router, the experts of each of its micro-batches."""
         said = iter(self._chosen)
         for _, batches in sorted(self.sweeps.items()):
-            yield [frozenset().union(*(next(said) for _ in batches)) for _ in range(self._routers)]
+            yield [[next(said) for _ in batches] for _ in range(self._routers)]
         assert next(said, None) is None, "routers were asked more often than there are batches"
 
     def on_batch(self, sweep: int, batch: MicroBatch) -> None:
@@ -97,6 +100,8 @@ class SweepLog:
             for own, span in zip(pages, batch.rows, strict=True)
         ]
         self.sweeps.setdefault(sweep, []).append((states, ways))
+        before, picked = self.tokens.get(sweep, (0, 0))
+        self.tokens[sweep] = before + batch.num_tokens, picked + batch.num_picked
 
     def _tier(self, home: str) -> str:
         return self._near if home == "compute" else home
@@ -105,10 +110,12 @@ class SweepLog:
 def logged_bytes(engine: Engine, log: SweepLog) -> dict[str, int]:
     """Bytes by link, of the sweeps that were noted."""
     form = _ClosedForm(engine)
-    for (_, batches), chosen in zip(sorted(log.sweeps.items()), log.chosen(), strict=True):
-        form.add_weights(chosen)
-        for rows, ways in batches:
-            form.add_batch(rows, ways)
+    for (sweep, batches), chosen in zip(sorted(log.sweeps.items()), log.chosen(), strict=True):
+        coming = form.coming(chosen, log.tokens[sweep])
+        form.add_weights(coming)
+        for number, (rows, ways) in enumerate(batches):
+            groups = form.num_groups(coming, chosen, number)
+            form.add_batch(rows, ways, groups)
     return {link: size for link, size in form.moved.items() if size}
 
 
@@ -121,7 +128,7 @@ def expected_bytes(
     for sweep in _sweeps(engine, prompts, answers):
         form.add_weights([])
         for rows in sweep:
-            form.add_batch(rows, form.ways_of(len(rows)))
+            form.add_batch(rows, form.ways_of(len(rows)), 0)
     return {link: size for link, size in form.moved.items() if size}
 
 
@@ -153,6 +160,7 @@ class _ClosedForm:
         config = engine.config
         self._attended_bytes = layers * config.attended_bytes_per_token(element_bytes)
         self._new_key_bytes = layers * config.kv_bytes_per_token_per_layer(element_bytes)
+        self._model = stream_model(engine.plan.layout, engine.plan.policy)
         self._weights: Counter[str] = Counter()
         self._experts: list[dict[int, dict[str, int]]] = []
         for unit in engine.plan.layout.units:
@@ -169,10 +177,39 @@ class _ClosedForm:
         ]
         self.moved: Counter[str] = Counter()
 
-    def add_weights(self, chosen: Sequence[frozenset[int]]) -> None:
-        """Those of one sweep; ``chosen`` are the experts that come, by router."""
+    def coming(
+        self, chosen: Sequence[Sequence[Collection[int]]], tokens: tuple[int, int]
+    ) -> list[Collection[int]]:
+        """By router the experts that come in a sweep, whose micro-batches have ``chosen`` some."""
+        return [
+            self._model.coming(layer, *tokens, frozenset().union(*own))
+            for layer, own in zip(self._model.experts, chosen, strict=True)
+        ]
+
+    def num_groups(
+        self,
+        coming: Sequence[Collection[int]],
+        chosen: Sequence[Sequence[Collection[int]]],
+        number: int,
+    ) -> int:
+        """How many groups of experts a micro-batch passes that is so many in its sweep, until what
+        the head needs is picked."""
+        found = 0
+        for (layer, units), own, some in zip(
+            self._model.experts.items(), coming, chosen, strict=True
+        ):
+            if units[0] >= self._model.picks_at:
+                continue
+            for group in self._model.groups(layer, own):
+                experts = {self._model.units[unit].expert for unit in group}
+                wanted = [not experts.isdisjoint(each) for each in some]
+                found += wanted[number] or (number == 0 and not any(wanted))
+        return found
+
+    def add_weights(self, coming: Sequence[Collection[int]]) -> None:
+        """Those of one sweep, with the experts that come, by router."""
         self.moved.update(self._weights)
-        for layer, experts in zip(self._experts, chosen, strict=True):
+        for layer, experts in zip(self._experts, coming, strict=True):
             for expert in experts:
                 self.moved.update(layer[expert])
 
@@ -187,14 +224,15 @@ class _ClosedForm:
         over_link = (from_disk + from_host) * self._on_device
         return {"disk read": from_disk - missing, "host to device": over_link}
 
-    def add_batch(self, rows: Sequence[_State], ways: Sequence[_Way]) -> None:
-        """A micro-batch in a sweep, with the tiers of each row's keys."""
+    def add_batch(self, rows: Sequence[_State], ways: Sequence[_Way], groups: int) -> None:
+        """A micro-batch in a sweep, with the tiers of each row's keys; of experts it passes so many
+        ``groups``."""
         self.add_kv(rows, ways)
         is_begun = any(
             is_attended and _is_next(state)
             for state, (_, _, is_attended) in zip(rows, ways, strict=True)
         )
-        self.add_activations(sum(len(ids) for _, ids, _ in rows), is_begun=is_begun)
+        self.add_activations(sum(len(ids) for _, ids, _ in rows), groups, is_begun=is_begun)
         self.add_embedding([token for _, ids, _ in rows for token in ids])
 
     def ways_of(self, num_rows: int) -> list[_Way]:
@@ -245,11 +283,12 @@ class _ClosedForm:
             (after // page - kept) * whole + (after // page - touched) * rolled,
         )
 
-    def add_activations(self, num_tokens: int, *, is_begun: bool) -> None:
+    def add_activations(self, num_tokens: int, groups: int, *, is_begun: bool) -> None:
         """Out and in again between any two units, until what the head needs is picked; in once more
         for attention that begins, and is finished when the CPU has attended."""
         kinds = [unit.unit.kind for unit in self._plan.layout.units]
-        crossings = self._plan.layout.programme.picks_at
+        before = self._model.units[: self._model.picks_at]
+        crossings = sum(unit.expert is None for unit in before) + groups
         on_gpu, on_cpu = _cut(num_tokens, self._plan.policy.activations)
         on_disk = num_tokens - on_gpu - on_cpu
         again = crossings + kinds.count("attention") * is_begun
