@@ -29,7 +29,6 @@ from freight.model.frame import Frame, Together
 from freight.model.workspace import Workspace
 from freight.plan.sweep import StreamModel
 from freight.runtime.expert_work import ExpertWork, _rounds
-from freight.runtime.weights import WeightStore
 
 from . import tiny
 
@@ -82,12 +81,10 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda own: " ".join(map(str, own.values())) or "in memory",
 )
-@pytest.mark.parametrize("every", [1, 3])
 def test_together_as_alone(
-    name: str, options: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit by bit, in float32; also where one of so many units is taken for one that does not
-    stay, and where experts come through the ring."""
+    """Bit by bit, in float32; also where experts come through the ring."""
     tiny.make_model(tmp_path, config=CONFIGS[name])
     counts: list[int] = []
     together = ExpertWork._together
@@ -98,10 +95,6 @@ def test_together_as_alone(
         together(self, *arguments)
 
     monkeypatch.setattr(ExpertWork, "_together", counted)
-    stays = WeightStore.stays
-    if every > 1:
-        patched = lambda self, unit: unit % every > 0 and stays(self, unit)  # noqa: E731
-        monkeypatch.setattr(WeightStore, "stays", patched)
     found = logits(tmp_path, options)
     assert counts and max(counts) > 1
     counts.clear()

@@ -7,7 +7,7 @@ where it has a token or two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,6 +51,8 @@ class ExpertWork:
         self._chunk_tokens = chunk_tokens
         self._staying: dict[int, tuple[ExpertSets, Mapping[int, int]]] = {}
         """Of a layer those experts that stay, and which of them each unit is."""
+        self._latest: tuple[tuple[int, int], ExpertSets] | None = None
+        """By sweep and first unit those in the ring that were computed last."""
         self._choices: dict[int, Choices] = {}
         """Of the layer of each micro-batch's last router."""
 
@@ -61,19 +63,18 @@ class ExpertWork:
 
     def perform(self, operation: Operation, k: int, parts: Parts) -> None:
         """What micro-batch ``k`` chose of the operation's experts."""
-        experts = ((self._units[own.unit].expert, own) for own in operation.unit_places)
-        places = {expert: own for expert, own in experts if expert is not None}
-        for some in self._turns(self._choices[k].within(places)):
-            own_places = [places[name] for name in some.names.tolist()]
-            sets, numbers = self._sets(own_places) if len(own_places) > 1 else (None, None)
+        places = operation.unit_places
+        experts = np.array([self._units[own.unit].expert for own in places])
+        for some in self._turns(self._choices[k].within(experts)):
             for first, rows in parts:
                 own = _within(some, first, rows.shape[0])
-                if sets is None:
-                    self._alone(own_places[0], k, own, first, rows)
+                if len(some.names) == 1:
+                    (number,) = np.searchsorted(experts, some.names)
+                    self._alone(places[number], k, own, first, rows)
                 elif len(own.names):
-                    assert numbers is not None
-                    present = np.searchsorted(some.names, own.names)
-                    self._together(k, sets, numbers[present], own, rows)
+                    sets, numbers = self._sets(operation)
+                    present = numbers[np.searchsorted(experts, own.names)]
+                    self._together(k, sets, present, own, rows)
 
     def _turns(self, choices: Choices) -> Iterator[Choices]:
         """As many of the experts as have no more tokens than are computed at once; or one."""
@@ -85,16 +86,20 @@ class ExpertWork:
             yield choices.some(begin, end)
             begin = end
 
-    def _sets(self, places: Sequence[UnitPlace]) -> tuple[ExpertSets, Ids]:
-        """Sets that have these experts' weights, and which of them are theirs."""
-        layer = self._units[places[0].unit].layer
-        assert layer is not None
-        if all(self._weights.stays(own.unit) for own in places):
+    def _sets(self, operation: Operation) -> tuple[ExpertSets, Ids]:
+        """Sets that have the weights of an operation's experts, and which of them are theirs: in
+        the ring the same ones for all micro-batches of a sweep."""
+        places = operation.unit_places
+        if all(own.slot < 0 for own in places):
+            layer = self._units[operation.unit].layer
+            assert layer is not None
             sets, numbers = self._staying_in(layer)
             return sets, np.array([numbers[own.unit] for own in places])
-        units = [self._units[own.unit] for own in places]
-        weights = [self._weights.parts(own.unit, own.slot) for own in places]
-        return ExpertSets(units, weights), np.arange(len(places))
+        key = operation.sweep, operation.unit
+        if self._latest is None or self._latest[0] != key:
+            weights = [self._weights.parts(own.unit, own.slot) for own in places]
+            self._latest = key, ExpertSets([self._units[own.unit] for own in places], weights)
+        return self._latest[1], np.arange(len(places))
 
     def _staying_in(self, layer: int) -> tuple[ExpertSets, Mapping[int, int]]:
         if layer not in self._staying:

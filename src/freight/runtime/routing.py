@@ -7,7 +7,6 @@ sorted there, so that no expert waits for the device to count its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +36,9 @@ class Choices:
         """Of each expert."""
         return np.diff(self.borders)
 
-    def within(self, names: Collection[int]) -> Choices:
-        """Those of experts from the first to the last of some."""
-        begin, end = np.searchsorted(self.names, (min(names), max(names) + 1))
+    def within(self, names: Ids) -> Choices:
+        """Those of experts from the first to the last of some, ascending."""
+        begin, end = np.searchsorted(self.names, (names[0], names[-1] + 1))
         return self.some(int(begin), int(end))
 
     def some(self, begin: int, end: int) -> Choices:

@@ -36,10 +36,12 @@ _JOIN_BYTES = 32 * 1024
 
 @dataclass(kw_only=True, slots=True)
 class _UnitWeights:
-    """One unit's tensors that stay where they are; ``host`` is its stretch of the cpu tier."""
+    """One unit's tensors that stay where they are; ``host`` is its stretch of the cpu tier.
+    ``staying`` are the former as (name, first row, rows), once they have been asked for."""
 
     resident: list[tuple[Part, torch.Tensor]]
     host: torch.Tensor
+    staying: list[tuple[str, int, Rows]] | None = None
 
 
 class WeightStore:
@@ -72,6 +74,9 @@ class WeightStore:
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
         self._resident: dict[int, Mapping[str, WeightParts]] = {}
         """Units of which nothing passes through the ring, as ``parts`` tells them."""
+        self._form_of = layout.form_of
+        self._views: dict[tuple[int, int, int], list[tuple[int, Rows]]] = {}
+        """By a unit's form, the number of a part that is streamed, and the unit's block."""
 
     def places(self, piece: Piece, slot: int) -> list[tuple[int, int]]:
         """(begin, end) of the bytes of the ring that a piece is brought to, the unit beginning at
@@ -133,23 +138,39 @@ class WeightStore:
         """The unit's weights on the compute tier, by name; streamed ones from block ``slot``."""
         if (kept := self._resident.get(unit)) is not None:
             return kept
+        own = self._units[unit]
+        if own.staying is None:
+            own.staying = [(p.weight.name, p.first_row, _as_rows(p, t)) for p, t in own.resident]
         found: dict[str, list[tuple[int, Rows]]] = {}
-        for part, tensor in self._units[unit].resident:
-            own = _as_rows(part, tensor)
-            found.setdefault(part.weight.name, []).append((part.first_row, own))
+        for name, first, rows in own.staying:
+            found.setdefault(name, []).append((first, rows))
         offset = 0
         own_streamed = self._layouts[unit].streamed
-        for streamed in own_streamed:
+        for number, streamed in enumerate(own_streamed):
             part = streamed.part
             if streamed.is_foreign:
-                given = [(0, _view(self._decoded, offset, part))]
+                given = [(part.first_row, _as_rows(part, _view(self._decoded, offset, part)))]
                 offset = _after(offset, part)
             else:
-                given = self._raw_rows(streamed, slot)
-            own_parts = found.setdefault(part.weight.name, [])
-            own_parts += [(part.first_row + first, _as_rows(part, rows)) for first, rows in given]
+                given = self._ring_rows(unit, number, slot)
+            found.setdefault(part.weight.name, []).extend(given)
         if not own_streamed:
             self._resident[unit] = found
+        return found
+
+    def _ring_rows(self, unit: int, number: int, slot: int) -> list[tuple[int, Rows]]:
+        """(first row, rows) of a streamed part in the ring. They are the same for all units of a
+        form, of which a model has thousands; not where rows are made whole, which are there for
+        one."""
+        key = self._form_of[unit - 1], number, slot
+        if (known := self._views.get(key)) is not None:
+            return known
+        streamed = self._layouts[unit].streamed[number]
+        part, raw = streamed.part, self._raw_rows(streamed, slot)
+        found = [(part.first_row + first, _as_rows(part, rows)) for first, rows in raw]
+        begin = slot * self._block_bytes + streamed.slot_offset
+        if not begin < self._ring_size < begin + part.num_rows * streamed.row_bytes:
+            self._views[key] = found
         return found
 
     def _raw_rows(self, streamed: SlotPart, slot: int) -> list[tuple[int, torch.Tensor]]:
