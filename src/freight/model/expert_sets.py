@@ -8,9 +8,8 @@ through: a layer's experts are cut alike, but for one that reaches over the ring
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,57 +48,85 @@ class ExpertSets:
         return self._tables[key]
 
     def _make(self, steps: Sequence[Project], *, gates: bool) -> SetRows | None:
-        found = [_cut(steps, own, gates=gates) for own in self.weights]
-        known = Counter(own for own in found if own is not None)
-        if not known:
+        found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for number, own in enumerate(self.weights):
+            parts = [own[step.weight.name] for step in steps]
+            if not any(isinstance(rows, IntegerRows) for some in parts for _, rows in some):
+                key = tuple(tuple(first for first, _ in some) for some in parts)
+                found.setdefault(key, []).append(number)
+        if not found:
             return None
-        ((cuts, _),) = known.most_common(1)
-        alike = [number for number, own in enumerate(found) if own == cuts]
-        sets = [[_matrix(steps, self.weights[number], cut) for cut in cuts] for number in alike]
+        firsts, alike = max(found.items(), key=lambda own: len(own[1]))
+        if gates and len({*firsts}) > 1 and self._lie_together(steps, alike[0]):
+            return None
+        cuts = _cuts(steps, firsts, gates=gates)
+        sets = [_matrices(steps, self.weights[number], cuts) for number in alike]
         rows = SeveralRows.of(sets) or (None if gates else DeviceRows.of(sets))
         if rows is None:
             return None
-        places = np.full(len(found), -1)
+        places = np.full(len(self.weights), -1)
         places[alike] = np.arange(len(alike))
-        return SetRows(rows=rows, cuts=cuts, places=places)
+        return SetRows(rows=rows, cuts=[cut.rows for cut in cuts], places=places)
+
+    def _lie_together(self, steps: Sequence[Project], number: int) -> bool:
+        """Whether an expert's rows can only be cut where several end."""
+        return any(
+            isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
+            for step in steps
+            for _, rows in self.weights[number][step.weight.name]
+        )
 
 
-def _cut(
-    steps: Sequence[Project], weights: Mapping[str, WeightParts], *, gates: bool
-) -> tuple[Cut, ...] | None:
-    """How an expert's matrices are cut; None where no loop takes them like that."""
-    borders: list[set[int]] = []
-    for step in steps:
-        parts = weights[step.weight.name]
-        if any(isinstance(rows, IntegerRows) for _, rows in parts):
-            return None  # met by tokens as these are
-        borders.append({first for first, _ in parts} | {step.weight.num_rows})
-    if not gates:
-        ranges = [(step, itertools.pairwise(sorted(own))) for step, own in enumerate(borders)]
-        return tuple((step, *own) for step, pairs in ranges for own in pairs)
-    both = borders[0] | borders[1]
-    if any(own != both for own in borders) and any(
-        isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
-        for step in steps
-        for _, rows in weights[step.weight.name]
-    ):
-        return None
-    pairs = itertools.pairwise(sorted(both))
-    return tuple((step, *own) for own in pairs for step in range(len(steps)))
+class _OwnCut(NamedTuple):
+    """Rows of a step's matrix, and the number of the part in which they are, from ``low`` on."""
+
+    rows: Cut
+    part: int
+    low: int
+    is_whole: bool
 
 
-def _matrix(steps: Sequence[Project], weights: Mapping[str, WeightParts], cut: Cut) -> _Matrix:
-    number, first, last = cut
-    step = steps[number]
-    parts = sorted(weights[step.weight.name], key=itemgetter(0))
-    begin, rows = next(own for own in reversed(parts) if own[0] <= first)
-    assert not isinstance(rows, IntegerRows)
-    if (first - begin, last - begin) != (0, rows.shape[0]):
-        low, high = first - begin, last - begin
-        rows = rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
-    if step.bias is None:
-        return rows, None
-    bias = weights[step.bias.name][0][1]
-    assert isinstance(bias, torch.Tensor)
-    begin = step.weight.first_row
-    return rows, bias.view(-1)[begin + first : begin + last]
+def _cuts(
+    steps: Sequence[Project], firsts: Sequence[tuple[int, ...]], *, gates: bool
+) -> list[_OwnCut]:
+    """How matrices are cut whose parts, in any order, have these first rows: in step after step, or
+    where one gates the other by turns."""
+    borders = [{*own, step.weight.num_rows} for step, own in zip(steps, firsts, strict=True)]
+    if gates:
+        pairs = itertools.pairwise(sorted(set().union(*borders)))
+        found = [(step, *own) for own in pairs for step in range(len(steps))]
+    else:
+        ranges = enumerate(itertools.pairwise(sorted(own)) for own in borders)
+        found = [(step, *own) for step, pairs in ranges for own in pairs]
+    cuts = []
+    for step, first, last in found:
+        begin = max(own for own in firsts[step] if own <= first)
+        end = min(own for own in borders[step] if own > begin)
+        cuts.append(
+            _OwnCut(
+                rows=(step, first, last),
+                part=firsts[step].index(begin),
+                low=first - begin,
+                is_whole=(begin, end) == (first, last),
+            )
+        )
+    return cuts
+
+
+def _matrices(
+    steps: Sequence[Project], weights: Mapping[str, WeightParts], cuts: Sequence[_OwnCut]
+) -> list[_Matrix]:
+    found: list[_Matrix] = []
+    for (number, first, last), part, low, is_whole in cuts:
+        step = steps[number]
+        rows, bias = weights[step.weight.name][part][1], None
+        assert not isinstance(rows, IntegerRows)
+        if not is_whole:
+            high = low + last - first
+            rows = rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
+        if step.bias is not None:
+            own = weights[step.bias.name][0][1]
+            assert isinstance(own, torch.Tensor)
+            bias = own.view(-1)[step.weight.first_row + first : step.weight.first_row + last]
+        found.append((rows, bias))
+    return found

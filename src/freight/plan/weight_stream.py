@@ -63,6 +63,7 @@ class WeightStream:
     ring: deque[_Resident] = field(default_factory=deque)
     residents: dict[Target, _Resident] = field(default_factory=dict)
     pending: deque[_Pending] = field(default_factory=deque)
+    held_blocks: int = 0
     has_pieces: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +122,9 @@ class WeightStream:
 
     def _retire(self, current: Target) -> None:
         while self.ring and self.ring[0].target < current:
-            del self.residents[self.ring.popleft().target]
+            ended = self.ring.popleft()
+            self.held_blocks -= ended.num_blocks
+            del self.residents[ended.target]
 
     def _reserve(self, sweep: int, unit: int) -> None:
         """Reserve blocks for the next units, in order, as far as there are any."""
@@ -130,7 +133,7 @@ class WeightStream:
             if target[0] > sweep + 1 or (target[0] > sweep and not self.expects_more()):
                 return
             num_blocks, size = self.model.num_blocks[target[1]], self.model.ring_blocks
-            if num_blocks > size - sum(resident.num_blocks for resident in self.ring):
+            if num_blocks > size - self.held_blocks:
                 return
             first = self.head if self.ring else 0
             self.head = (first + num_blocks) % size
@@ -140,6 +143,7 @@ class WeightStream:
                 target=target, first_block=first, num_blocks=num_blocks, reads=reads
             )
             self.ring.append(resident)
+            self.held_blocks += num_blocks
             self.residents[target] = resident
             pieces = self.model.units[target[1]].pieces
             self.pending.extend((target, number) for number in range(len(pieces)))
