@@ -448,8 +448,9 @@ def test_prompts_of_layers_with_states_and_experts_are_told_where_arithmetic_bin
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_experts_are_asked_for_together(rows: int) -> None:
-    """Those that stay by one call at least for each layer, and for each chunk of their tokens;
-    those that pass through as many at once as 16 MiB hold: three halves."""
+    """Those that stay by one computation at least for each layer, and for each chunk of their
+    tokens, which is as long as three calls; those that pass through as many at once as 16 MiB hold,
+    three halves, as if each was called for."""
     call_s, layers = 1e3, 48
     machine = find_machine("laptop")
     cpu = replace(machine.units["cpu"], call_s=call_s)
@@ -467,8 +468,8 @@ def test_experts_are_asked_for_together(rows: int) -> None:
     beside = 2.3  # attention, the router, and of the head so much
     chosen = 128 * (1 - (1 - 8 / 128) ** rows)
     choices, chunk = 8 * rows, 8 * rows
-    assert calls(Split(cpu=1.0)) == pytest.approx(beside + max(1, choices / chunk), rel=0.25)
-    assert calls(Split(cpu=0.5, disk=0.5)) == pytest.approx(beside + chosen / 3, rel=0.25)
+    assert calls(Split(cpu=1.0)) == pytest.approx(beside + 3 * max(1, choices / chunk), rel=0.25)
+    assert calls(Split(cpu=0.5, disk=0.5)) == pytest.approx(beside + chosen, rel=0.25)
 
 
 def test_a_few_pieces_tell_what_all_would_and_more_of_them_wait_in_ram(

@@ -55,6 +55,8 @@ _KV_MOVES: Final = frozenset(kind for kind, moved in _KINDS.items() if moved == 
 _COMPUTED: Final = frozenset((Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION))
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
+_CALLS_OF_A_GROUP: Final = 3.0
+"""That several experts take by one computation, which sorts tokens and adds up what each has."""
 
 _Kept = Literal["keys", "states", "window"]
 _Key = tuple[Kind, int, int, int, int, bool, bool, bool]
@@ -352,7 +354,8 @@ class Cost:
             return self.unit.call_s
         chosen = round(experts.num_experts * self.config.expert_likelihood(total))
         fitting = self.policy.chunk_tokens // max(1, num_tokens)
-        return self.unit.call_s / max(1, min(chosen, fitting, self.most_together))
+        together = max(1, min(chosen, fitting, self.most_together))
+        return self.unit.call_s * min(1.0, _CALLS_OF_A_GROUP / together)
 
     def _made_plain_s(self, num_codes: float, num_short: float) -> float:
         """Of compressed numbers that become plain for a chunk: none where products by them are
