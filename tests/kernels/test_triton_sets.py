@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels.cuda.choice import NO_KERNELS
-from freight.kernels.device_rows import MOST_TOKENS, DeviceRows
+from freight.kernels.device_rows import DeviceRows
 from freight.kernels.sums import ADDS, PUTS
+from freight.model.tiles import TOKENS_OF_A_LAUNCH
 
 from .triton_bed import DEVICE, EXAMPLES, ON_DEVICE, in_use, loaded
 
@@ -29,7 +30,7 @@ def numbers(*shape: int, dtype: torch.dtype, dice: torch.Generator) -> torch.Ten
 @given(
     heights=st.lists(st.integers(1, 150), min_size=1, max_size=2),
     columns=st.sampled_from([8, 64, 200]),
-    counts=st.lists(st.integers(1, MOST_TOKENS), min_size=1, max_size=4),
+    counts=st.lists(st.integers(1, TOKENS_OF_A_LAUNCH), min_size=1, max_size=4),
     dtype=st.sampled_from(FLOATS),
     has_bias=st.booleans(),
     outcome=st.sampled_from([PUTS, ADDS]),

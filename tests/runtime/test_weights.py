@@ -73,7 +73,7 @@ def test_a_unit_is_its_matrices_wherever_it_begins(
         slot = (start + number) % max(1, store.ring.num_blocks)
         for index, piece in enumerate(unit.pieces):
             if piece.path is not None and policy.compute_tier == "cpu":
-                store.read_into_slot(piece, slot)
+                store.read_into_slots([(piece, slot)])
                 continue
             source = staging[: piece.num_bytes]
             if piece.path is None:

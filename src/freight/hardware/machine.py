@@ -81,11 +81,6 @@ class ComputeUnit:
         _require_from_0(what, attended_head_s=self.attended_head_s)
         _require_from_0(what, dequantised_per_s=self.dequantised_per_s)
 
-    def called_s(self, seconds: float, call_s: float) -> float:
-        """So much work of a chunk on a device, and what of a call asks for it: it works while it is
-        asked for more, unless that is done by whoever asks."""
-        return seconds + call_s if self.is_inline else max(seconds, call_s)
-
     @property
     def plain_per_s(self) -> float:
         """Compressed weights that are made plain in a second; where it is not known, by the bytes

@@ -13,11 +13,8 @@ from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.sums import ADDS, PUTS
 
-__all__ = ["MOST_TOKENS", "DeviceRows"]
+__all__ = ["DeviceRows"]
 
-MOST_TOKENS: Final = 64
-"""Of a set, that are multiplied so: its rows are read once. For more torch's products are as
-good."""
 _ALIGNMENT: Final = 16
 """In bytes, of rows: what a device loads at once."""
 

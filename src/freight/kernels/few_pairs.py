@@ -234,7 +234,7 @@ class SeveralRows:
         outs: Sequence[torch.Tensor],
         outcomes: Sequence[int],
         *,
-        are_few: bool = True,
+        are_few: bool,
     ) -> None:
         """Of the sets ``numbers`` each by as many tokens of x [T, columns], from the ``firsts`` on,
         as ``counts`` say; to the same rows of each matrix's ``outs`` [T, rows] goes what is made,

@@ -20,7 +20,7 @@ from freight.kernels.grouped import CompressedRows
 from freight.kernels.integers import IntegerRows
 from freight.model.frame import WeightParts
 from freight.model.programme import Project, Unit
-from freight.model.set_rows import Cut, SetRows
+from freight.model.set_rows import Cut, SetRows, cut_rows, lie_together
 
 __all__ = ["ExpertSets"]
 
@@ -57,8 +57,10 @@ class ExpertSets:
         if not found:
             return None
         firsts, alike = max(found.items(), key=lambda own: len(own[1]))
-        if gates and len({*firsts}) > 1 and self._lie_together(steps, alike[0]):
-            return None
+        if gates and len({*firsts}) > 1:
+            parts = [self.weights[alike[0]][step.weight.name] for step in steps]
+            if any(lie_together(rows) for some in parts for _, rows in some):
+                return None
         cuts = _cuts(steps, firsts, gates=gates)
         sets = [_matrices(steps, self.weights[number], cuts) for number in alike]
         rows = SeveralRows.of(sets) or (None if gates else DeviceRows.of(sets))
@@ -67,14 +69,6 @@ class ExpertSets:
         places = np.full(len(self.weights), -1)
         places[alike] = np.arange(len(alike))
         return SetRows(rows=rows, cuts=[cut.rows for cut in cuts], places=places)
-
-    def _lie_together(self, steps: Sequence[Project], number: int) -> bool:
-        """Whether an expert's rows can only be cut where several end."""
-        return any(
-            isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
-            for step in steps
-            for _, rows in self.weights[number][step.weight.name]
-        )
 
 
 class _OwnCut(NamedTuple):
@@ -122,8 +116,7 @@ def _matrices(
         rows, bias = weights[step.weight.name][part][1], None
         assert not isinstance(rows, IntegerRows)
         if not is_whole:
-            high = low + last - first
-            rows = rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
+            rows = cut_rows(rows, low, low + last - first)
         if step.bias is not None:
             own = weights[step.bias.name][0][1]
             assert isinstance(own, torch.Tensor)

@@ -20,7 +20,7 @@ from freight.model.frame import Frame, Member, Rows, Together
 from freight.model.kept_steps import ProjectGroups
 from freight.model.number_format import integer_scratch
 from freight.model.programme import Activate, Multiply, Project, Step
-from freight.model.set_rows import SetRows
+from freight.model.set_rows import SetRows, cut_rows, lie_together
 
 __all__ = ["project", "project_gated", "project_groups"]
 
@@ -60,7 +60,7 @@ def project_groups(step: ProjectGroups, frame: Frame) -> None:
                     tokens = frame.as_integers(part)
                     _multiply_integers(tokens, own, None, target, frame, adds=False)
             else:
-                some = _cut(rows, low - first, high - first)
+                some = cut_rows(rows, low - first, high - first)
                 _multiply_plain(part, [Product(rows=some, out=target)], frame)
 
 
@@ -158,16 +158,11 @@ def _gated(
     parts: list[list[_PlainPart]] = [[], []]
     for own, step in zip(parts, products, strict=True):
         for rows, bias, part in _parts(step, member, out):
-            if isinstance(rows, IntegerRows) or _lie_together(rows):
+            if isinstance(rows, IntegerRows) or lie_together(rows):
                 return None
             own.append((rows, bias, part))
     found = list(_gated_products(*parts))
     return found if can_gate(x[member.rows], found) else None
-
-
-def _lie_together(rows: torch.Tensor | CompressedRows) -> bool:
-    """Whether they can only be cut where several end."""
-    return isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
 
 
 def _gated_products(gates: Sequence[_PlainPart], others: Sequence[_PlainPart]) -> Iterator[Product]:
@@ -189,14 +184,10 @@ def _rows_of(parts: Sequence[_PlainPart], first: int, last: int) -> _PlainPart:
         end = begin + rows.shape[0]
         if first < end:
             low, high = first - begin, last - begin
-            own = _cut(rows, low, high)
+            own = cut_rows(rows, low, high)
             return own, None if bias is None else bias[low:high], out[:, low:high]
         begin = end
     raise AssertionError("no part has these rows")
-
-
-def _cut(rows: torch.Tensor | CompressedRows, low: int, high: int) -> torch.Tensor | CompressedRows:
-    return rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
 
 
 def _multiply_integers(

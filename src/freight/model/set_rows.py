@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.device_rows import MOST_TOKENS, DeviceRows
+from freight.kernels.device_rows import DeviceRows
 from freight.kernels.few_pairs import SeveralRows
+from freight.kernels.grouped import CompressedRows
 from freight.kernels.pairs import most_of_each, most_one_by_one
+from freight.model.tiles import TOKENS_OF_A_LAUNCH
 
-__all__ = ["Cut", "SetRows"]
+__all__ = ["Cut", "SetRows", "cut_rows", "lie_together"]
 
 Cut = tuple[int, int, int]
 """Some rows of what a step multiplies by: the number of the step, the first row, and behind the
@@ -37,7 +39,7 @@ class SetRows:
         one call, and what is called."""
         is_known, rows = self.places[numbers] >= 0, self.rows
         if isinstance(rows, DeviceRows):
-            return [(is_known & (counts <= MOST_TOKENS), rows.multiply)]
+            return [(is_known & (counts <= TOKENS_OF_A_LAUNCH), rows.multiply)]
         few = is_known & (counts <= most_one_by_one(rows))
         more = is_known & ~few & (counts <= most_of_each(rows))
         return [
@@ -48,3 +50,15 @@ class SetRows:
     def outs(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of what steps make [T, rows], what each cut does."""
         return [outs[step][:, first:last] for step, first, last in self.cuts]
+
+
+def lie_together(rows: object) -> bool:
+    """Whether they can only be cut where several end."""
+    return isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
+
+
+def cut_rows(
+    rows: torch.Tensor | CompressedRows, low: int, high: int
+) -> torch.Tensor | CompressedRows:
+    """Those between two."""
+    return rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)

@@ -8,7 +8,15 @@ from typing import Final
 
 from freight.model.number_format import TILE_ROWS
 
-__all__ = ["KEPT_BYTES", "KEPT_QUERIES", "KEPT_TOKENS", "STREAM_TOKENS", "laid_tokens", "tile_rows"]
+__all__ = [
+    "KEPT_BYTES",
+    "KEPT_QUERIES",
+    "KEPT_TOKENS",
+    "STREAM_TOKENS",
+    "TOKENS_OF_A_LAUNCH",
+    "laid_tokens",
+    "tile_rows",
+]
 
 STREAM_TOKENS: Final = 64
 """Tokens whose streams are wide at once."""
@@ -18,6 +26,9 @@ KEPT_QUERIES: Final = 32
 """Of these the ones that attend at once."""
 KEPT_BYTES: Final = 4 << 20
 """What is gathered at once of rows that attend what is kept of them."""
+TOKENS_OF_A_LAUNCH: Final = 64
+"""Up to so many of an expert a device multiplies by one launch for several: their rows are read
+once. For more torch's products are as good."""
 _DEVICE_NUMBERS: Final = 1 << 24
 _LAID_NUMBERS: Final = 1 << 22
 _MOST_LAID: Final = 2048

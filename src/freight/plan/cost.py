@@ -11,20 +11,21 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from freight.hardware.curve import Curve
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
-from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
+from freight.model.number_format import Compressed
 from freight.model.programme import Attend, Programme, Unit, picking_unit
 from freight.model.switches import ModelConfig
+from freight.model.tiles import TOKENS_OF_A_LAUNCH
 from freight.plan.attended_pairs import Part, own_parts, pairs_of, seen_keys
+from freight.plan.chunk_cost import chunk_s
 from freight.plan.kept_pages import lie_in_extents
 from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
 from freight.plan.page_sizes import page_size, state_size
-from freight.plan.passes import bytes_passed
 from freight.plan.policy import Policy
 from freight.plan.ring import size_ring
 from freight.plan.simulate import Demand
@@ -80,7 +81,7 @@ class Cost:
     kept: dict[_Key, Demand] = field(default_factory=dict)
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens, but for the call."""
-    moves: dict[tuple[Kind, int, _Kept], Demand] = field(default_factory=dict)
+    moves: dict[tuple[Kind, int, int, _Kept], Demand] = field(default_factory=dict)
     slowing: dict[tuple[Lane, frozenset[Lane]], tuple[Curve, ...]] = field(default_factory=dict)
     keys: dict[int, Unit | None] = field(default_factory=dict)
     """Of an attention unit, by its identity, what makes its keys."""
@@ -121,7 +122,7 @@ class Cost:
         """Seconds of an operation alone."""
         if operation.kind in _COMPUTED:
             return self._computation(operation)
-        key = operation.kind, operation.num_bytes, self._kept(operation)
+        key = operation.kind, operation.num_bytes, len(operation.others), self._kept(operation)
         if (known := self.moves.get(key)) is not None:
             return known
         if operation.kind is Kind.ATTEND:
@@ -133,7 +134,7 @@ class Cost:
         return self.moves[key]
 
     def _move(self, operation: Operation) -> Demand:
-        request = float(min(operation.num_bytes, _REQUEST_BYTES))
+        request = float(min(operation.num_bytes / (1 + len(operation.others)), _REQUEST_BYTES))
         if operation.kind is Kind.READ_EMBEDDING:
             widest = max(self.config.embedding_size, self.config.input_columns)
             request = float(widest * self.size)
@@ -171,11 +172,12 @@ class Cost:
     def batch_s(self, batch: MicroBatch) -> float:
         """A micro-batch in a whole sweep, waiting for nothing; of experts those that are likely."""
         seconds = self._finish_s(batch)
-        likely = self.config.expert_likelihood(batch.num_tokens)
         for unit, is_picked, count in self.programme.counted:
             rows = self._rows_of(unit, batch, is_picked=is_picked)
-            share = 1.0 if unit.expert is None else likely
-            seconds += share * count * self._unit_s(unit, batch, _attending(unit, batch), rows)
+            if unit.expert is not None:
+                seconds += self._likely_s(unit, count, rows, batch.num_tokens)
+            else:
+                seconds += count * self._unit_s(unit, batch, _attending(unit, batch), rows)
         return seconds
 
     def attention_s(self, batch: MicroBatch) -> float:
@@ -190,14 +192,14 @@ class Cost:
     def tokens_s(self, num_tokens: int) -> float:
         """All units but the head for so many tokens of a micro-batch, attending nothing; of experts
         those that are likely."""
-        likely = self.config.expert_likelihood(num_tokens)
-        return sum(
-            (1.0 if unit.expert is None else likely)
-            * count
-            * self._chunks_s(unit, self._chunks(unit, num_tokens), num_tokens)
-            for unit, _, count in self.programme.counted
-            if unit.kind != "head"
-        )
+        seconds = 0.0
+        for unit, _, count in self.programme.counted:
+            rows = self._chunks(unit, num_tokens)
+            if unit.expert is not None:
+                seconds += self._likely_s(unit, count, rows, num_tokens)
+            elif unit.kind != "head":
+                seconds += count * self._chunks_s(unit, rows)
+        return seconds
 
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
@@ -217,7 +219,7 @@ class Cost:
         form, is_picked = self.forms[number], operation.unit >= self.picks_at
         kind, batch = operation.kind, operation.batch
         is_again = operation.num_recomputed > 0
-        count = 1 + len(operation.others)
+        count = operation.num_chosen
         key = (
             kind,
             form,
@@ -235,7 +237,10 @@ class Cost:
             if kind is not Kind.COMPUTE:
                 unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
-            seconds = count * self._unit_s(unit, batch, spans, rows)
+            if unit.expert is None:
+                seconds = self._unit_s(unit, batch, spans, rows)
+            else:
+                seconds = self._experts_s(unit, rows, count, 1)
             seconds += self._keys_again_s(unit, operation.num_recomputed)
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
@@ -254,7 +259,7 @@ class Cost:
     def _attention(self, operation: Operation) -> Demand:
         assert operation.batch is not None
         form = self.forms[self.units[operation.unit]]
-        key = operation.kind, form, 1, operation.sweep, operation.batch.index, False, False, False
+        key = operation.kind, form, 0, operation.sweep, operation.batch.index, False, False, False
         if key not in self.kept:
             self.kept[key] = Demand(seconds=self._attend_on_cpu_s(operation))
         return self.kept[key]
@@ -280,7 +285,7 @@ class Cost:
     ) -> float:
         """A unit, or half of one, with chunks of so many ``rows``, in which the keys of some rows
         are attended."""
-        seconds = self._chunks_s(unit, rows, batch.num_tokens)
+        seconds = self._chunks_s(unit, rows)
         seconds += states_s(unit, spans, self.unit, self.dtype, self.size)
         return seconds + sum(
             self._keys_s(step, spans) + self._new_keys_s(step, batch)
@@ -288,10 +293,38 @@ class Cost:
             if isinstance(step, Attend)
         )
 
-    def _chunks_s(self, unit: Unit, rows: Sequence[int], total: int) -> float:
-        """Chunks of so many ``rows``, of a micro-batch of ``total`` tokens."""
+    def _chunks_s(self, unit: Unit, rows: Sequence[int]) -> float:
+        """Chunks of so many ``rows``."""
         chunks = Counter(rows).items()
-        return sum(count * self._chunk_s(unit, tokens, total) for tokens, count in chunks)
+        return sum(count * self._chunk_s(unit, tokens) for tokens, count in chunks)
+
+    def _likely_s(self, unit: Unit, count: int, rows: Sequence[int], num_tokens: int) -> float:
+        """Of so many experts in all layers those that a micro-batch is likely to choose, each with
+        chunks of so many ``rows``, in as many groups as come in a block's sweep."""
+        assert self.config.experts is not None
+        num_experts, likely = self.config.experts.num_experts, self.config.expert_likelihood
+        block = num_tokens * self.policy.num_micro_batches
+        groups = max(1, round(num_experts * likely(block)) / self.most_together)
+        chosen = num_experts * likely(num_tokens)
+        layers = count / num_experts
+        return layers * self._experts_s(unit, rows, chosen, min(groups, max(1.0, chosen)))
+
+    def _experts_s(self, unit: Unit, rows: Sequence[int], chosen: float, groups: float) -> float:
+        """Experts of a layer, each with chunks of so many ``rows``, in so many groups: several by
+        few calls, as far as a chunk has room, if there is a way to take them at once."""
+        own_s = chosen * sum(self._own_chunk_s(unit, tokens) for tokens in rows)
+        calls = chosen * len(rows)
+        if self._go_together(unit, sum(rows)):
+            turns = max(groups, chosen * sum(rows) / self.policy.chunk_tokens)
+            calls = min(calls, _CALLS_OF_A_GROUP * turns)
+        return self._called_s(own_s, max(groups, calls))
+
+    def _go_together(self, unit: Unit, num_tokens: int) -> bool:
+        """Whether several experts' products take no call each, with so many tokens of each."""
+        if self.policy.compute_tier == "cpu":
+            return True
+        are_plain = not any(weight.name in self.compressed for weight in unit.weights)
+        return are_plain and num_tokens <= TOKENS_OF_A_LAUNCH
 
     def keys_again_s(self, num_tokens: float) -> float:
         """Making keys and values of so many tokens again in those layers that do not keep them."""
@@ -313,68 +346,32 @@ class Cost:
         whole, rest = divmod(tokens, chunk)
         kept = sum(self._kv_bytes(step, tokens) for step in unit.steps if isinstance(step, Attend))
         passed = _PASSES_OF_NEW_KEYS * kept / self.unit.memory_bytes_per_s
-        seconds = whole * self._chunk_s(own, chunk, chunk) if whole else 0.0
-        return passed + seconds + (self._chunk_s(own, rest, rest) if rest else 0.0)
+        seconds = whole * self._chunk_s(own, chunk) if whole else 0.0
+        return passed + seconds + (self._chunk_s(own, rest) if rest else 0.0)
 
     def _keys_of(self, unit: Unit) -> Unit | None:
         if id(unit) not in self.keys:
             self.keys[id(unit)] = unit.keys()
         return self.keys[id(unit)]
 
-    def _chunk_s(self, unit: Unit, num_tokens: int, total: int) -> float:
-        key = (id(unit), num_tokens)
-        if key not in self.chunks:
-            self.chunks[key] = self._own_chunk_s(unit, num_tokens)
-        call_s = self._call_s(unit, num_tokens, total)
-        if self.policy.compute_tier == "gpu":
-            return self.unit.called_s(self.chunks[key], call_s)
-        return self.chunks[key] + call_s
+    def _chunk_s(self, unit: Unit, num_tokens: int) -> float:
+        return self._called_s(self._own_chunk_s(unit, num_tokens), 1.0)
+
+    def _called_s(self, own_s: float, calls: float) -> float:
+        """Work that is asked for by so many calls. A device works while it is asked for more,
+        unless that is done by whoever asks."""
+        call_s = calls * self.unit.call_s
+        if self.policy.compute_tier == "gpu" and not self.unit.is_inline:
+            return max(own_s, call_s)
+        return own_s + call_s
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
-        num_short = self._num_elements(unit, ShortExponents)
-        num_codes = self._num_elements(unit, RowFormat) - num_short
-        integers = 2.0 * num_tokens * self._num_elements(unit, PerRow)
-        codes, short = 2.0 * num_tokens * num_codes, 2.0 * num_tokens * num_short
-        plain = unit.matmul_flops(num_tokens) - integers - codes - short
-        products_s = plain / self.unit.product_flops(self.dtype, num_tokens)
-        products_s += integers / self.unit.product_flops(self.dtype, num_tokens, "int8")
-        products_s += codes / self.unit.product_flops(self.dtype, num_tokens, "codes")
-        products_s += short / self.unit.product_flops(self.dtype, num_tokens, "exponents")
-        own_passes = bytes_passed(unit, self.size, self.unit.passes, gates_apart=integers > 0)
-        passed = num_tokens * sum(own_passes)
-        own_s = products_s + passed / self.unit.memory_bytes_per_s
-        own_s += self._made_plain_s(num_codes, num_short)
-        return own_s
-
-    def _call_s(self, unit: Unit, num_tokens: int, total: int) -> float:
-        """Of a chunk's call, or its share in one of several experts: as many as come together and a
-        chunk has room for, of those that ``total`` tokens are likely to choose."""
-        experts = self.config.experts
-        if unit.expert is None or experts is None:
-            return self.unit.call_s
-        chosen = round(experts.num_experts * self.config.expert_likelihood(total))
-        fitting = self.policy.chunk_tokens // max(1, num_tokens)
-        together = max(1, min(chosen, fitting, self.most_together))
-        return self.unit.call_s * min(1.0, _CALLS_OF_A_GROUP / together)
-
-    def _made_plain_s(self, num_codes: float, num_short: float) -> float:
-        """Of compressed numbers that become plain for a chunk: none where products by them are
-        known as a whole, nor of codes for the CPU's loops, which take as long with them as with
-        plain rows at most."""
-        known = self.unit.products
-        if "codes" in known or self.policy.compute_tier == "cpu":
-            num_codes = 0.0
-        if "exponents" in known:
-            num_short = 0.0
-        return (num_codes + num_short) / self.unit.plain_per_s
-
-    def _num_elements(self, unit: Unit, kinds: Any) -> int:
-        """Of a unit's weights that are compressed like this, and are made plain or multiplied as
-        they are for each chunk: of the embedding's table a few rows are looked up."""
-        if unit.kind == "embedding":
-            return 0
-        own = (w for w in unit.weights if isinstance(self.compressed.get(w.name), kinds))
-        return sum(w.num_elements for w in own)
+        """But for the call."""
+        key = (id(unit), num_tokens)
+        if key not in self.chunks:
+            own = self.unit, self.dtype, self.size, self.compressed
+            self.chunks[key] = chunk_s(unit, num_tokens, *own)
+        return self.chunks[key]
 
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
         if step.k is None:

@@ -114,7 +114,7 @@ class Operation(NamedTuple):
     after which a micro-batch's new tokens are known. ``num_delegated`` rows of the batch, its last
     ones, are those that the CPU attends. Of ``num_recomputed`` pages in its slot a computation
     makes keys and values first. Of experts one operation can bring, or compute, several:
-    ``others`` are those beside its own.
+    ``others`` are those beside its own, and ``num_chosen`` of them all are computed.
     """
 
     index: int  # type: ignore[assignment]
@@ -134,6 +134,7 @@ class Operation(NamedTuple):
     num_delegated: int = 0
     num_recomputed: int = 0
     others: tuple[UnitPlace, ...] = ()
+    num_chosen: int = 0
 
     @property
     def unit_places(self) -> tuple[UnitPlace, ...]:

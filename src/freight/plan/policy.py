@@ -110,8 +110,8 @@ class Policy:
     ``num_micro_batches`` micro-batches of ``micro_batch_size`` rows. ``max_batch_tokens`` bounds
     the tokens that a micro-batch brings to one sweep; ``chunk_tokens`` bounds how many of them are
     in the arithmetic at once. ``page_tokens`` tokens of one row and layer make a page of KV cache,
-    ``piece_bytes`` is the largest single read or copy of weights, and a block of their ring;
-    ``staging_pieces`` of them, read from the disk, may wait in RAM for the link to a device.
+    ``piece_bytes`` is the largest read or copy of one unit's weights, and a block of their ring has
+    no more; ``staging_pieces`` of them, read from the disk, may wait in RAM for a device's link.
     ``cpu_attention`` is the share of the rows off the device, on RAM and on disk alike, whose keys
     the CPU attends where they are; the others' cross the link. In the share ``recomputed`` of the
     layers rows off the compute tier keep what comes into attention, which is narrower than many

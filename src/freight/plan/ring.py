@@ -94,17 +94,16 @@ def size_ring(layout: WeightLayout, piece_bytes: int) -> RingSize:
     if expert:
         even = -(-expert // -(-expert // piece_bytes))
         block = min(block, align_up(max(even, largest // _MOST_BLOCKS_OF_A_UNIT), BLOCK))
-    return _size_ring(layout, block)
+    most = _GROUP_BYTES[layout.compute_tier] // max(1, expert)
+    return _size_ring(layout, block, max(1, min(most, _MOST_OF_A_GROUP)))
 
 
-def _size_ring(layout: WeightLayout, block: int) -> RingSize:
+def _size_ring(layout: WeightLayout, block: int, together: int) -> RingSize:
     blocks = [-(-form.slot_bytes // block) for form in layout.forms]
     streamed = tuple(bool(form.stretches) for form in layout.forms)
     counts, threes = _neighbours(layout.form_of, streamed)
     total = sum(count * blocks[form] for form, count in counts)
     expert = -(-_expert_bytes(layout) // block)
-    most = _GROUP_BYTES[layout.compute_tier] // (max(1, expert) * block)
-    together = max(1, min(most, _MOST_OF_A_GROUP))
     group = expert * together
     largest = max((sum(blocks[form] for form in three) for three in threes), default=0)
     return RingSize(
@@ -170,7 +169,8 @@ def stream_model(
     ring = size_ring(layout, policy.piece_bytes)
     if most_pieces is not None:
         largest = max(form.slot_bytes for form in layout.forms)
-        ring = _size_ring(layout, max(ring.block_bytes, -(-largest // most_pieces)))
+        block = max(ring.block_bytes, -(-largest // most_pieces))
+        ring = _size_ring(layout, block, ring.most_together)
     pieces = [_stream_pieces(form, most_pieces) for form in layout.forms]
     staged = policy.staging_pieces * policy.piece_bytes
     from_disk = [piece.num_bytes for own in pieces for piece in own if piece.tier == "disk"]

@@ -7,7 +7,7 @@ sweep (``weight_stream``); the activations of the next micro-batch are fetched, 
 next one that has any, be it in a later layer; those of the previous one are stored. Waits are
 between operations: each lists those of other lanes it needs.
 What a router has chosen is asked for after its last computation has been taken; until then nothing
-of its experts is issued.
+of its experts is issued, unless all are expected.
 
 In which order a sweep's computations come is said in ``steps``, what the CPU attends meanwhile in
 ``delegation``, what comes from other stages of a pipeline and goes to them in ``handover``.
@@ -406,6 +406,7 @@ class _Stream:
             batch=work.batch,
             slot=own.slot,
             others=tuple(others),
+            num_chosen=step.num_chosen,
             source_slot=self.place_of_rows(unit, k),
             activation_slot=activation_slot,
             is_last=is_last,

@@ -91,6 +91,7 @@ class Scoreboard:
         num_delegated: int = 0,
         num_recomputed: int = 0,
         others: tuple[UnitPlace, ...] = (),
+        num_chosen: int = 0,
     ) -> Operation:
         index = self.next_index
         self.next_index += 1
@@ -112,6 +113,7 @@ class Scoreboard:
             num_delegated,
             num_recomputed,
             others,
+            num_chosen,
         )
         return _new(Operation, values)
 

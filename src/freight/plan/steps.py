@@ -22,7 +22,8 @@ class Step(NamedTuple):
 
     ``num_turns`` are left, this one included, until loads can be issued that are not possible yet.
     ``is_first`` is a unit's first; units before ``oldest`` are not needed again. Experts behind the
-    ``unit`` that are computed with it are ``others``.
+    ``unit`` that are computed with it are ``others``; ``num_chosen`` of all of these the work has
+    chosen.
     """
 
     unit: int
@@ -32,6 +33,7 @@ class Step(NamedTuple):
     oldest: int
     part: Literal["whole", "begin", "finish"] = "whole"
     others: tuple[int, ...] = ()
+    num_chosen: int = 0
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -82,12 +84,15 @@ def _together(
 ) -> Iterator[Step]:
     """Experts of a layer for the micro-batches that have chosen any of them; for the first one if
     none has, so that what came is waited for before anything else takes its place."""
-    experts = {model.units[unit].expert for unit in group}
-    works = tuple(w for w in works if not experts.isdisjoint(choices[w.batch.index])) or works[:1]
+    experts = [model.units[unit].expert for unit in group]
+    counts = [sum(own in choices[work.batch.index] for own in experts) for work in works]
+    wanted = [(work, count) for work, count in zip(works, counts, strict=True) if count]
     unit, *others = group
     step = partial(Step, unit=unit, oldest=unit, others=tuple(others))
-    for turn, work in enumerate(works):
-        yield step(work=work, num_turns=len(works) - turn, is_first=turn == 0)
+    turns = wanted or [(work, 0) for work in works[:1]]
+    for turn, (work, count) in enumerate(turns):
+        left = len(turns) - turn
+        yield step(work=work, num_turns=left, is_first=turn == 0, num_chosen=count)
 
 
 def _delegated(unit: int, works: tuple[BatchWork, ...], *, together: bool) -> Iterator[Step]:

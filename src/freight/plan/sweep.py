@@ -166,7 +166,8 @@ class StreamPiece:
 class StreamUnit:
     """What the schedule must know of a unit: its kind, and what is to be brought for it.
 
-    ``expert`` is its number among those of its layer; one is run only if it was chosen. One that
+    ``expert`` is its number among those of its layer, of which those come that are chosen, or
+    expected. One that
     ``recomputes`` makes keys and values of rows elsewhere of what came into it; one that ``rolls``
     keeps the pages alone that its window reaches.
     """

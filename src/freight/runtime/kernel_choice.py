@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
-from freight.kernels.device_rows import MOST_TOKENS, DeviceRows
+from freight.kernels.device_rows import DeviceRows
 from freight.kernels.eights import join_eight_rows
 from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
-from freight.kernels.sums import PUTS
+from freight.kernels.sums import ADDS, PUTS
 from freight.kernels.tokens import normalise, rotate
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
@@ -37,6 +37,7 @@ from freight.model.number_format import (
 )
 from freight.model.programme import Attend, Programme
 from freight.model.recurrent_steps import Convolve, DeltaRule, Scan
+from freight.model.tiles import TOKENS_OF_A_LAUNCH
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
 from freight.runtime.recurrence_trials import convolution_trial, recurrence_trial
@@ -70,7 +71,7 @@ _MICRO_COLUMNS: Final = 96
 """Of a matrix with short exponents: no whole number of those before which it is noted how many
 exponents have no code."""
 _SET_COLUMNS: Final = (96, 256)
-_SET_TOKENS: Final = (3, MOST_TOKENS)
+_SET_TOKENS: Final = (3, TOKENS_OF_A_LAUNCH)
 _PAGE_TOKENS: Final = 16
 _TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -290,16 +291,19 @@ def _sets(device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
         for num_rows, num_columns in product(_NUM_ROWS, _SET_COLUMNS):
             numbers = partial(trial_numbers, device=device, dtype=dtype)
-            sets = [[(numbers(num_rows, num_columns), numbers(1, num_rows).view(-1))]] * 2
-            for most in _SET_TOKENS:
-                x, counts = numbers(1 + most, num_columns), np.array([1, most])
-                out = torch.empty(1 + most, num_rows, dtype=dtype, device=device)
-                rows = DeviceRows.of(sets)
-                if rows is not None:
-                    rows.multiply(x, counts * 0, np.array([0, 1]), counts, [out], [PUTS])
+            weight, bias = numbers(num_rows, num_columns), numbers(1, num_rows).view(-1)
+            for most, has_bias, adds in product(_SET_TOKENS, (False, True), (False, True)):
+                sets = [[(own, bias if has_bias else None)] for own in (weight, weight.flip(0))]
+                x, out = numbers(1 + most, num_columns), numbers(1 + most, num_rows)
+                if (rows := DeviceRows.of(sets)) is not None:
+                    counts, places = np.array([1, most]), np.array([0, 1])
+                    outcome = ADDS if adds else PUTS
+                    rows.multiply(x, places, places, counts, [out], [outcome])
                 else:
-                    (weight, bias), *_ = sets[0]
-                    torch.addmm(bias, x, weight.t(), out=out)
+                    own = zip((x[:1], x[1:]), sets, strict=True)
+                    found = torch.cat([some @ rows.t() for some, ((rows, _),) in own])
+                    found += bias if has_bias else 0
+                    out = found + out if adds else found
                 yield out
 
     return trial

@@ -177,8 +177,10 @@ class Performer:
             piece = self._weights.piece(operation.unit, operation.piece)
             self._weights.read(piece, [self._staging[operation.slot][: piece.num_bytes]])
             return
-        for own in operation.unit_places:
-            self._weights.read_into_slot(self._weights.piece(own.unit, own.piece), own.slot)
+        places = operation.unit_places
+        self._weights.read_into_slots(
+            [(self._weights.piece(own.unit, own.piece), own.slot) for own in places]
+        )
 
     def _copy_weights(self, operation: Operation) -> None:
         pairs = []

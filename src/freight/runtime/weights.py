@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import IntegerRows
+from freight.memory.request_queue import DiskRequest
 from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.frame import Rows, WeightParts
@@ -32,6 +34,8 @@ TableRows = torch.Tensor | CompressedRows
 
 _ALIGNMENT = 64
 _JOIN_BYTES = 32 * 1024
+_MOST_VIEWS = 1 << 14
+"""That are kept: files whose tensors begin anywhere have units of thousands of forms."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,10 +103,26 @@ class WeightStore:
         """Piece of unit ``unit`` of the programme (0, the embedding, has none)."""
         return self._pieces[unit][number]
 
-    def read_into_slot(self, piece: Piece, slot: int) -> None:
-        """Read a piece from disk to its place in the ring, the unit beginning at block ``slot``."""
-        assert self._ring_bytes is not None
-        self.read(piece, [self._ring_bytes[begin:end] for begin, end in self.places(piece, slot)])
+    def read_into_slots(self, pieces: Sequence[tuple[Piece, int]]) -> None:
+        """Read pieces from disk to their places in the ring, each one's unit beginning at a block;
+        several are asked for at once."""
+        assert self._ring_bytes is not None and self._files is not None
+        if len(pieces) == 1:
+            ((piece, slot),) = pieces
+            places = self.places(piece, slot)
+            self.read(piece, [self._ring_bytes[begin:end] for begin, end in places])
+            return
+        asked: dict[Path, list[DiskRequest]] = {}
+        for piece, slot in pieces:
+            assert piece.path is not None
+            offset, left = piece.offset, piece.logical_bytes
+            for begin, end in self.places(piece, slot):
+                wanted = min(left, end - begin)
+                request = DiskRequest(offset, begin, end - begin, wanted)
+                asked.setdefault(piece.path, []).append(request)
+                offset, left = offset + end - begin, left - wanted
+        for path, requests in asked.items():
+            self._files.file(path).read_all(requests, self._ring_bytes)
 
     def read(self, piece: Piece, into: Sequence[memoryview]) -> None:
         """Read a piece from disk into so many bytes, one part after the other. No tensor is
@@ -165,6 +185,8 @@ class WeightStore:
         key = self._form_of[unit - 1], number, slot
         if (known := self._views.get(key)) is not None:
             return known
+        if len(self._views) >= _MOST_VIEWS:
+            self._views.clear()
         streamed = self._layouts[unit].streamed[number]
         part, raw = streamed.part, self._raw_rows(streamed, slot)
         found = [(part.first_row + first, _as_rows(part, rows)) for first, rows in raw]
