@@ -98,6 +98,7 @@ class Case:
         """(sweep, units, works): of a layer the experts that come, and otherwise one unit, with
         those micro-batches that work there and, of experts, the units that they have chosen."""
         router, units = self.router(), self.model.units
+        enough: dict[int | None, float] = {}
         for sweep in self.sweeps:
             for number, unit in enumerate(units):
                 if unit.expert is not None:
@@ -110,14 +111,19 @@ class Case:
                     for n, own in enumerate(units)
                     if own.layer == unit.layer and own.expert is not None
                 }
+                choices = [router(work.batch.index) for work in sweep.works]
+                said = frozenset().union(*choices)
                 works = [
-                    (work, {experts[own] for own in router(work.batch.index) & experts.keys()})
-                    for work in sweep.works
+                    (work, {experts[own] for own in chosen & experts.keys()})
+                    for work, chosen in zip(sweep.works, choices, strict=True)
                 ]
-                come = set().union(*(chosen for _, chosen in works))
-                if len(sweep.works) >= self.model.tokens_of_all:  # each has one token
-                    come = set(experts.values())
+                needed = {experts[own] for own in said & experts.keys()}
+                own, tokens = enough.get(unit.layer, self.model.tokens_of_all), len(sweep.works)
+                come = {*experts.values()} if tokens >= own else needed
                 yield sweep.index, tuple(sorted(come)), works
+                # What was seen says how many tokens, one of each work, are enough for all.
+                is_all = len(said) >= len(experts)
+                enough[unit.layer] = min(own, tokens) if is_all else max(own, tokens + 1)
 
     def _groups(self, units: Sequence[int]) -> list[tuple[int, ...]]:
         """As many of them one after the other as may come at once."""

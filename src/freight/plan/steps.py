@@ -44,9 +44,10 @@ def steps_of(
     sweep: Sweep,
     model: StreamModel,
     chosen: Callable[[int], Collection[int]],
-    choose: Callable[[int, int, Collection[int]], None],
+    choose: Callable[[int, int, Collection[int]], Collection[int]],
 ) -> Iterator[Step]:
-    """``chosen`` gives the experts of a micro-batch, ``choose`` is told which of a layer come."""
+    """``chosen`` gives the experts of a micro-batch; ``choose`` is told of all of a layer, and says
+    which come."""
     choices: dict[int, Collection[int]] = {}
     groups: dict[int, tuple[int, ...]] = {}
     is_done = False
@@ -70,9 +71,7 @@ def steps_of(
             assert own.layer is not None
             choices = {w.batch.index: chosen(w.batch.index) for w in works}
             together = {expert for few in choices.values() for expert in few}
-            tokens = sweep.num_tokens, sweep.num_picked
-            coming = model.coming(own.layer, *tokens, chosen=together)
-            choose(sweep.index, own.layer, coming)
+            coming = choose(sweep.index, own.layer, together)
             groups = {group[0]: group for group in model.groups(own.layer, coming)}
 
 

@@ -204,8 +204,8 @@ class StreamModel:
     it may be that the head ``needs_all``. ``embeds_in_place``: rows of the table are read to where
     the residual stream will be. Neighbouring experts that were chosen come and are computed
     together, as many as take up to ``group_blocks``; those that stay, all. So many tokens as
-    ``tokens_of_all`` are expected to choose all experts of a layer, which then come before it is
-    known."""
+    ``tokens_of_all`` are expected to choose all experts of a layer, until some have been seen to
+    choose."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
@@ -244,16 +244,10 @@ class StreamModel:
         most = max(num_blocks, default=0)
         assert most <= self.ring_blocks, f"a unit of {most} blocks, a ring of {self.ring_blocks}"
 
-    def coming(
-        self, layer: int, num_tokens: int, num_picked: int, chosen: Collection[int] = ()
-    ) -> Collection[int]:
-        """The experts of a layer that come in a sweep of so many tokens, of which the head needs
-        some: all that there are where these are expected, or the ``chosen`` ones."""
-        units = self.experts[layer]
-        working = num_picked if units[0] >= self.picks_at else num_tokens
-        if working < self.tokens_of_all:
-            return chosen
-        return frozenset(own for unit in units if (own := self.units[unit].expert) is not None)
+    def numbers_of_experts(self, layer: int) -> frozenset[int]:
+        """Of all that a layer has."""
+        numbers = (self.units[unit].expert for unit in self.experts[layer])
+        return frozenset(own for own in numbers if own is not None)
 
     def groups(self, layer: int, coming: Collection[int]) -> Iterator[tuple[int, ...]]:
         """Units of those experts of a layer that are ``coming``, cut where no more of them come

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
+from freight.plan.expected_experts import ExpectedExperts
 from freight.plan.operation import Access, Kind, Lane, Operation, UnitPlace
 from freight.plan.policy import Tier
 from freight.plan.scoreboard import Scoreboard, arrival, read, write
@@ -65,9 +66,13 @@ class WeightStream:
     pending: deque[_Pending] = field(default_factory=deque)
     held_blocks: int = 0
     has_pieces: bool = field(init=False)
+    expected: ExpectedExperts = field(init=False)
+    tokens: tuple[int, int] = (0, 0)
+    """Of the sweep, and those that the head needs."""
 
     def __post_init__(self) -> None:
         self.has_pieces = any(unit.pieces for unit in self.model.units)
+        self.expected = ExpectedExperts(model=self.model)
 
     def begin(self, sweep: int, unit: int, oldest: int) -> None:
         """A unit's first computation comes next; units before ``oldest`` are not needed again."""
@@ -88,13 +93,15 @@ class WeightStream:
     def expect(self, sweep: Sweep) -> None:
         """A sweep begins: of some layers it is known that all experts come."""
         self.chosen.clear()
+        self.tokens = sweep.num_tokens, sweep.num_picked
         for layer in self.model.experts:
-            if coming := self.model.coming(layer, sweep.num_tokens, sweep.num_picked):
+            if coming := self.expected.of(layer, *self.tokens):
                 self.chosen[sweep.index, layer] = coming
 
-    def choose(self, sweep: int, layer: int, experts: Collection[int]) -> None:
-        """Say which experts of a layer come in this sweep."""
-        self.chosen[sweep, layer] = experts
+    def choose(self, sweep: int, layer: int, experts: Collection[int]) -> Collection[int]:
+        """Say which experts of a layer this sweep needs; those that come."""
+        self.expected.learn(layer, *self.tokens, len(experts))
+        return self.chosen.setdefault((sweep, layer), experts)
 
     def first_block(self, sweep: int, unit: int) -> int:
         """Where in the ring a unit that is there begins."""

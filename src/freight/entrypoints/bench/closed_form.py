@@ -18,6 +18,7 @@ from freight.memory.disk import BLOCK
 from freight.model.batch import MicroBatch, first_page
 from freight.model.decoder import build_programme
 from freight.model.sources import TensorSource
+from freight.plan.expected_experts import ExpectedExperts
 from freight.plan.layout import Table, UnitLayout
 from freight.plan.operation import Operation
 from freight.plan.policy import Split, Tier
@@ -161,6 +162,7 @@ class _ClosedForm:
         self._attended_bytes = layers * config.attended_bytes_per_token(element_bytes)
         self._new_key_bytes = layers * config.kv_bytes_per_token_per_layer(element_bytes)
         self._model = stream_model(engine.plan.layout, engine.plan.policy)
+        self._expected = ExpectedExperts(model=self._model)
         self._weights: Counter[str] = Counter()
         self._experts: list[dict[int, dict[str, int]]] = []
         for unit in engine.plan.layout.units:
@@ -180,11 +182,14 @@ class _ClosedForm:
     def coming(
         self, chosen: Sequence[Sequence[Collection[int]]], tokens: tuple[int, int]
     ) -> list[Collection[int]]:
-        """By router the experts that come in a sweep, whose micro-batches have ``chosen`` some."""
-        return [
-            self._model.coming(layer, *tokens, frozenset().union(*own))
-            for layer, own in zip(self._model.experts, chosen, strict=True)
-        ]
+        """By router the experts that come in the next sweep, whose micro-batches have ``chosen``
+        some."""
+        found = []
+        for layer, own in zip(self._model.experts, chosen, strict=True):
+            needed = frozenset[int]().union(*own)
+            found.append(self._expected.of(layer, *tokens) or needed)
+            self._expected.learn(layer, *tokens, len(needed))
+        return found
 
     def num_groups(
         self,
