@@ -203,7 +203,7 @@ def test_few_tokens_of_several_sets_are_multiplied_as_those_of_one(
     earlier_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rows.multiply(x, numbers, firsts, counts, outs, (PUTS, GATES, ADDS))
+        rows.multiply(x, numbers, firsts, counts, outs, (PUTS, GATES, ADDS), are_few=True)
         for number, first, count in zip(numbers, firsts, counts, strict=True):
             own = slice(first, first + count)
             one, two, three = sets[number]
