@@ -78,17 +78,24 @@ def count_brought(engine: Engine) -> dict[str, int]:
     """Counts the weights that come during sweeps, by the tier that they come from."""
     store = engine.placement.weights
     brought = {"disk": 0, "cpu": 0}
-    read, host_stretch = store.read, store.host_stretch
+    read, read_into_slots = store.read, store.read_into_slots
+    host_stretch = store.host_stretch
 
     def count_read(piece: Piece, into: torch.Tensor) -> None:
         brought["disk"] += piece.logical_bytes
         read(piece, into)
+
+    def count_reads(pieces: Sequence[tuple[Piece, int]]) -> None:
+        if len(pieces) > 1:  # one is read as any other
+            brought["disk"] += sum(piece.logical_bytes for piece, _ in pieces)
+        read_into_slots(pieces)
 
     def count_stretch(unit: int, piece: Piece) -> torch.Tensor:
         brought["cpu"] += piece.logical_bytes
         return host_stretch(unit, piece)
 
     store.read, store.host_stretch = count_read, count_stretch  # type: ignore[method-assign]
+    store.read_into_slots = count_reads  # type: ignore[method-assign]
     return brought
 
 

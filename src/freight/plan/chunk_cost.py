@@ -21,6 +21,8 @@ def chunk_s(
     dtype: str,
     size: int,
     compressed: Mapping[str, Compressed],
+    *,
+    on_cpu: bool,
 ) -> float:
     """Seconds but for the call, of numbers of ``size`` bytes; weights are ``compressed`` by
     name."""
@@ -34,14 +36,15 @@ def chunk_s(
     products_s += codes / on.product_flops(dtype, num_tokens, "codes")
     products_s += short / on.product_flops(dtype, num_tokens, "exponents")
     passed = num_tokens * sum(bytes_passed(unit, size, on.passes, gates_apart=integers > 0))
-    return products_s + passed / on.memory_bytes_per_s + _made_plain_s(num_codes, num_short, on)
+    made_plain_s = _made_plain_s(num_codes, num_short, on, on_cpu=on_cpu)
+    return products_s + passed / on.memory_bytes_per_s + made_plain_s
 
 
-def _made_plain_s(num_codes: float, num_short: float, on: ComputeUnit) -> float:
+def _made_plain_s(num_codes: float, num_short: float, on: ComputeUnit, *, on_cpu: bool) -> float:
     """Of compressed numbers that become plain for a chunk: none where products by them are known as
     a whole, nor of codes for the CPU's loops, which take as long with them as with plain rows at
     most."""
-    if "codes" in on.products or on.name == "cpu":
+    if "codes" in on.products or on_cpu:
         num_codes = 0.0
     if "exponents" in on.products:
         num_short = 0.0

@@ -370,7 +370,8 @@ class Cost:
         key = (id(unit), num_tokens)
         if key not in self.chunks:
             own = self.unit, self.dtype, self.size, self.compressed
-            self.chunks[key] = chunk_s(unit, num_tokens, *own)
+            on_cpu = self.policy.compute_tier == "cpu"
+            self.chunks[key] = chunk_s(unit, num_tokens, *own, on_cpu=on_cpu)
         return self.chunks[key]
 
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
