@@ -103,10 +103,6 @@ class WeightStream:
         self.expected.learn(layer, *self.tokens, len(experts))
         return self.chosen.setdefault((sweep, layer), experts)
 
-    def first_block(self, sweep: int, unit: int) -> int:
-        """Where in the ring a unit that is there begins."""
-        return self.residents[sweep, unit].first_block
-
     def places(self, sweep: int, units: Sequence[int]) -> tuple[list[UnitPlace], list[Access]]:
         """Where in the ring units begin that are computed together, and what that reads."""
         found, accesses = [], list[Access]()
@@ -118,11 +114,12 @@ class WeightStream:
         return found, accesses
 
     def decode(self, sweep: int, unit: int) -> Operation:
+        resident = self.residents[sweep, unit]
         accesses = [
-            *self.residents[sweep, unit].reads,
+            *resident.reads,
             write("decoded weights", 0, (sweep, unit), 0),
         ]
-        kind, lane, slot = Kind.DECODE_WEIGHTS, Lane.COMPUTE, self.first_block(sweep, unit)
+        kind, lane, slot = Kind.DECODE_WEIGHTS, Lane.COMPUTE, resident.first_block
         return self.board.make(kind, lane, accesses, sweep=sweep, unit=unit, source_slot=slot)
 
     # -- the ring ----------------------------------------------------------------------------
