@@ -13,7 +13,7 @@ from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.sums import ADDS, PUTS
 
-__all__ = ["DeviceRows"]
+__all__ = ["DeviceRows", "brought"]
 
 _ALIGNMENT: Final = 16
 """In bytes, of rows: what a device loads at once."""
@@ -78,13 +78,19 @@ class DeviceRows:
         lines = np.empty((len(outs), len(numbers), 4), np.int64)
         lines[..., :2] = self._addresses[numbers].swapaxes(0, 1)
         lines[..., 2], lines[..., 3] = firsts, counts
-        table = torch.from_numpy(lines)
-        if self._device.type == "cuda":  # of other memory the copy would be waited for
-            table = table.pin_memory()
-        table = table.to(self._device, non_blocking=True)
+        table = brought(lines, self._device)
         most = int(counts.max())
         for own, out, outcome, has_bias in zip(table, outs, outcomes, self._has_bias, strict=True):
             kernel(x, own, out, most_tokens=most, has_bias=has_bias, adds=outcome == ADDS)
+
+
+def brought(numbers: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Numbers on a device that is not waited for: of memory that is not page-locked the copy would
+    be."""
+    found = torch.from_numpy(numbers)
+    if device.type == "cuda":
+        found = found.pin_memory()
+    return found.to(device, non_blocking=True)
 
 
 def _is_met(rows: torch.Tensor, bias: torch.Tensor | None, like: torch.Tensor) -> bool:

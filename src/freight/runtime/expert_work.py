@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.device_rows import brought
 from freight.model.expert_sets import ExpertSets
 from freight.model.frame import Frame, Together
 from freight.model.layers import run_unit
@@ -135,10 +136,8 @@ class ExpertWork:
         self, k: int, sets: ExpertSets, numbers: Ids, own: Choices, rows: torch.Tensor
     ) -> None:
         in_rounds, borders = _rounds(own.tokens)
-        ids = torch.from_numpy(np.stack((own.tokens, in_rounds, own.tokens[in_rounds])))
-        if rows.device.type == "cuda":  # of other memory the copy would be waited for
-            ids = ids.pin_memory()
-        tokens, places, targets = ids.to(rows.device, non_blocking=True)
+        ids = np.stack((own.tokens, in_rounds, own.tokens[in_rounds]))
+        tokens, places, targets = brought(ids, rows.device)
         together = Together(
             weights=sets.weights,
             find_rows=sets.find_rows,
