@@ -20,7 +20,9 @@ from freight.model.config import DTYPE_BYTES, parse_config, read_config
 from freight.model.decoder import build_programme, count_parameters, tensor_shapes
 from freight.model.families import FAMILIES
 from freight.model.layer_kinds import CompressedKeys
+from freight.model.passing import carried
 from freight.model.programme import Clip
+from freight.model.query_growth import QueryGrowth
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -367,8 +369,8 @@ def test_no_number_of_layers_takes_memory(family: str) -> None:
     assert most < 1 << 24
 
 
-def test_rows_end_where_positions_would_change_queries() -> None:
-    """Or where a chunk ends, whichever is first."""
+def test_where_positions_change_queries() -> None:
+    """Rows of Llama 4 end there, or where a chunk does."""
     llama = {**SMALL, "architectures": ["Llama4ForCausalLM"], "num_local_experts": 4}
     llama |= {"max_position_embeddings": 10_485_760, "intermediate_size_mlp": 96}
     assert parse_config(llama).max_positions == 8191
@@ -383,9 +385,14 @@ def test_rows_end_where_positions_would_change_queries() -> None:
     mistral |= {"max_position_embeddings": 262_144, "rope_parameters": rope}
     mistral |= {"sliding_window": None}
     found = parse_config(mistral)
-    assert found.max_positions == 16_384 and set(found.sliding_windows) == {None}
+    assert found.max_positions == 262_144 and set(found.sliding_windows) == {None}
+    assert found.query_growth == QueryGrowth(rate=0.1, span=16_384)
+    assert found.for_rows(16_384).query_growth is None
+    assert found.for_rows(16_385).query_growth == found.complete.query_growth == found.query_growth
+    with pytest.raises(ModelError, match=r"queries grow by a rate of -1.0 every 16384 tokens"):
+        parse_config({**mistral, "rope_parameters": {**rope, "llama_4_scaling_beta": -1}})
     del rope["llama_4_scaling_beta"]
-    assert parse_config(mistral).max_positions == 262_144
+    assert parse_config(mistral).query_growth is None
 
 
 GLM_5: dict[str, Any] = {
@@ -419,15 +426,31 @@ GLM_5: dict[str, Any] = {
         {"index_topk_pattern": ["F", "S"] * 39},
     ],
 )
-def test_rows_end_where_layers_share_what_an_indexer_would_leave_out(
-    shared: dict[str, Any],
-) -> None:
+def test_layers_share_what_an_indexer_chooses(shared: dict[str, Any]) -> None:
     raw = {**GLM_5, **shared}
-    assert parse_config(raw).max_positions == 2048
-    assert parse_config({**raw, "index_topk": None}).max_positions == 2048
-    assert parse_config({**raw, "max_position_embeddings": 1024}).max_positions == 1024
-    with pytest.raises(ModelError, match="max_position_embeddings is 'many'"):
+    own = parse_config(raw)
+    assert own.max_positions == 202_752
+    assert own.latent is not None and own.latent.index is not None
+    every = own.latent.index.shared
+    assert len(every) == 78 and not every[0] and sum(every) in (38, 39)
+    # In every other layer, but with offsets the second one chooses, too.
+    assert every[2::2] == every[2:3] * 38 and every[3::2] == every[3:4] * 38
+    assert carried(own.for_rows(4096))[-1] == ("chosen", 4096)
+    assert carried(own.for_rows(2048)) == carried(parse_config(GLM_5))
+    with pytest.raises(ModelError, match="index_topk is 'many'"):
         parse_config({**raw, "index_topk": "many"})
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ({"indexer_types": ["shared"] * 78}, "the first layer is to attend what one before it"),
+        ({"index_topk_pattern": "FS"}, "2 of 78 layers say who chooses their keys"),
+    ],
+)
+def test_choices_that_nobody_makes(shared: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        parse_config({**GLM_5, **shared})
 
 
 def test_rows_that_an_indexer_chooses_of_keep_a_state() -> None:
@@ -651,7 +674,7 @@ def test_what_trinity_s_table_does_not_describe(change: dict[str, Any], words: s
 def test_of_one_architecture_the_part_that_reads_says_which_family_it_is() -> None:
     whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
     found = parse_config({**whole, "text_config": {**MISTRAL_4, "model_type": "mistral4"}})
-    assert found.family == "mistral4" and found.max_positions == 8192
+    assert found.family == "mistral4" and found.max_positions == 1_048_576
     older = {**SMALL, "model_type": "ministral3"}
     assert parse_config({**whole, "text_config": older}).family == "mistral"
     with pytest.raises(ModelError, match="text_model is 'other'"):

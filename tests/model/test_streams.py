@@ -22,6 +22,7 @@ from freight.model.config import parse_config
 from freight.model.contradictions import contradictions
 from freight.model.frame import Frame
 from freight.model.layers import run_unit
+from freight.model.passing import handed_on
 from freight.model.programme import Unit, Weight
 from freight.model.stream_steps import Average, Collapse, Expand, Spread
 from freight.model.workspace import Workspace
@@ -177,8 +178,8 @@ def test_what_they_cannot_be_combined_with(changes: dict[str, Any], words: str) 
 
 def test_what_layers_hand_on() -> None:
     config = parse_config(HY4)
-    assert config.handed_on == ("streams", 4 * 64)
-    assert replace(config, streams=None).handed_on == ("x", 64)
+    assert handed_on(config) == (("streams", 4 * 64),)
+    assert handed_on(replace(config, streams=None)) == (("x", 64),)
 
 
 def test_a_limit_of_nothing_is_none() -> None:

@@ -30,6 +30,7 @@ from transformers import (
 )
 from transformers.models.bailing_hybrid.configuration_bailing_hybrid import BailingHybridConfig
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+from transformers.models.hy_v4.configuration_hy_v4 import HYV4Config
 from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
 from transformers.models.olmo_hybrid.configuration_olmo_hybrid import OlmoHybridConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -335,6 +336,13 @@ CONFIGS |= {
     "glm 5": deepseek(
         GlmMoeDsaConfig, attention_bias=True, rope_parameters={"rope_theta": 500.0}, **CHOOSING
     ),
+    "glm 5, shared choices": deepseek(
+        GlmMoeDsaConfig,
+        num_hidden_layers=5,
+        indexer_types=["full", "shared", "full", "shared", "shared"],
+        **CHOOSING,
+    ),
+    "hy 4, shared choices": deepseek(HYV4Config, num_hidden_layers=4, swiglu_limit=0.5, **CHOOSING),
     "glm 5.3": glm5_next(),
     "glm 5.3, unbounded": glm5_next(
         layer_types=["linear_attention", "indexed_attention", "linear_attention"],
@@ -373,7 +381,7 @@ def without_attention(options: dict[str, Any]) -> dict[str, Any]:
 
 def without_pages(name: str) -> bool:
     """Whether what a model of this name keeps of longer rows is a state alone."""
-    return name.startswith("deepseek") or name == "glm 5"
+    return name.startswith(("deepseek", "hy")) or name in ("glm 5", "glm 5, shared choices")
 
 
 def is_kept(buffer: str) -> bool:
@@ -531,7 +539,9 @@ def test_logits_are_those_of_float64(
         torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "deepseek v4, two layers", "deepseek v3.2"])
+@pytest.fixture(
+    scope="module", params=["qwen3.5", "deepseek v4, two layers", "glm 5, shared choices"]
+)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -694,7 +704,7 @@ MADE_SMALLER: list[tuple[str, dict[str, Any]]] = [
     # Groups of heads have 24 rows each, which 32 do not divide.
     ("deepseek v4", {"weight_bits": 4, "group_dim": "output", "group_size": 32}),
     ("deepseek v4", {"compute": "int8"}),
-    ("deepseek v3.2", {"weight_bits": 4}),
+    ("glm 5, shared choices", {"weight_bits": 4}),
     ("glm 5.3", {"weight_bits": 4}),
 ]
 
@@ -718,7 +728,7 @@ def test_compressed_weights_give_the_same_answers_wherever_they_are(
             found.append(tiny.run(built, prompts, FEW))
             compressed = built.plan.layout.compressed
     assert found[1:] == found[:-1]
-    assert any(".recurrence." in own or name == "deepseek v3.2" for own in compressed)
+    assert any(".recurrence." in own or "shared" in name for own in compressed)
     rates = tuple(f".recurrence.{own}" for own in ("a", "b", "a_down", "sources", "source_gates"))
     rates += tuple(f".index_{own}" for own in ("q", "k", "weights", "sources", "source_gates"))
     assert not any(own.endswith(rates) for own in compressed)

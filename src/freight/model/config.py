@@ -30,6 +30,7 @@ from freight.model.kept_config import read_index, read_kept
 from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
 from freight.model.own_head import has_own_head
 from freight.model.packing import read_packing
+from freight.model.query_growth import read_growth
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
 from freight.model.slope_steps import SLOPE_COLUMNS
@@ -174,6 +175,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["mlp_limits"] = _read_limits(config, "mlp_limits")
     switches["sharing"] = _read_sharing(config, keys, switches)
     switches["layer_inputs"] = switches["layer_inputs"] or None
+    switches["query_growth"] = read_growth(config, keys)
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
     _derive_widths(switches, config.problems)
     switches["other_heads"] = _read_other_heads(config, keys, switches)

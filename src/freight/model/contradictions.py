@@ -8,6 +8,7 @@ from freight.model.families import ACTIVATIONS
 from freight.model.kept_config import kept_problems
 from freight.model.layer_kinds import CompressedKeys, Experts, KeptLatents
 from freight.model.number_format import DTYPE_BYTES
+from freight.model.query_growth import QueryGrowth
 from freight.model.slope_steps import MOST_POSITIONS
 from freight.model.switches import ModelConfig
 
@@ -119,6 +120,7 @@ def contradictions(config: ModelConfig) -> list[str]:
     problems += _value_problems(config)
     problems += _sharing_problems(config)
     problems += _limit_problems(config)
+    problems += [] if config.query_growth is None else _growth_problems(config, config.query_growth)
     problems += _stream_problems(config)
     if config.layer_inputs is not None and config.layer_inputs < 1:
         problems.append(f"{config.layer_inputs} inputs are given for each layer")
@@ -237,6 +239,14 @@ def _sharing_problems(config: ModelConfig) -> list[str]:
     return problems
 
 
+def _growth_problems(config: ModelConfig, own: QueryGrowth) -> list[str]:
+    others = config.slope_span, config.sharing
+    kept = isinstance(config.recurrence, CompressedKeys)
+    if any(other is not None for other in others) or config.gates_attention or kept:
+        return [*own.problems(), "queries that grow are neither gated nor of others' keys"]
+    return own.problems()
+
+
 def _latent_problems(config: ModelConfig) -> list[str]:
     latent = config.latent
     if latent is None:
@@ -245,6 +255,9 @@ def _latent_problems(config: ModelConfig) -> list[str]:
     problems = [] if min(widths) > 0 else ["a width of latent attention is below 1"]
     if latent.index is not None:
         problems += latent.index.problems(config.head_dim - latent.rank)
+        stated = len(latent.index.shared)
+        if stated not in (0, config.num_layers):
+            problems.append(f"{stated} of {config.num_layers} layers say who chooses their keys")
         if latent.query_rank is None:
             problems.append("what chooses keys takes queries of fewer numbers, and there are none")
     if not latent.eps > 0:

@@ -22,6 +22,7 @@ from freight.model.latent_steps import ExpandValues
 from freight.model.layer_inputs import add_inputs, make_inputs
 from freight.model.layer_kinds import CompressedKeys, Experts, KeptLatents
 from freight.model.number_format import GROUP_SIZES
+from freight.model.passing import carried
 from freight.model.programme import (
     Add,
     AddPositions,
@@ -85,7 +86,7 @@ def build_programme(config: ModelConfig) -> Programme:
     chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
     for first in range(0, config.vocab_size, chunk):
         units.append(builder.head(first, min(chunk, config.vocab_size - first)))
-    return Programme(units=tuple(units), carried=config.carried)
+    return Programme(units=tuple(units), carried=carried(config))
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

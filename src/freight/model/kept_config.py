@@ -60,7 +60,20 @@ def read_index(config: RawConfig, keys: Mapping[str, Key]) -> Index | None:
         width=config.count(keys["index_width"]) or 0,
         num_chosen=chosen,
         pairs=config.flag(keys["index_pairs"]),
+        turns_last=config.flag(keys["index_turns_last"]),
+        eps=config.number(keys["index_eps"]) or 0.0,
+        shared=_shared(config),
     )
+
+
+def _shared(config: RawConfig) -> tuple[bool, ...]:
+    """Which layers attend what another one's indexer has chosen; nothing where none does."""
+    own = config.raw.get("index_shared")
+    if not isinstance(own, list) or not any(own):
+        return ()
+    if own[0]:
+        config.problems.append("the first layer is to attend what one before it has chosen")
+    return tuple(own)
 
 
 def kept_problems(own: CompressedKeys, num_layers: int, num_heads: int, turned: int) -> list[str]:

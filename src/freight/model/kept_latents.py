@@ -2,6 +2,8 @@
 functions of tensors.
 
 A state's columns are the row's keys in order, and behind them those of the indexer, side by side.
+What a layer chooses for others it leaves as places of keys, which are the bits of other numbers. A
+query that sees no more keys than are chosen attends all, whatever it finds there.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import torch
 
 from freight.model.frame import Frame, LayerStates
 from freight.model.kept_choice import NONE, best_keys, blocks, clear_new, shares_of, together
-from freight.model.kept_steps import AttendChosen
+from freight.model.kept_steps import AttendChosen, ChooseKeys
 from freight.model.tiles import KEPT_QUERIES
 
 __all__ = ["attend_chosen"]
@@ -47,22 +49,21 @@ class _Layer:
         self._step, self._rows = step, states.rows
         self._q = q.view(len(q), step.num_heads, step.width)
         self._out = out.view(self._q.shape)
-        self._new, self._new_index = frame.values[step.k], frame.values[step.index_k]
-        self._sinks = None
+        self._new, self._sinks = frame.values[step.k], None
+        self._chosen = None if step.chosen is None else frame.values[step.chosen]
         if step.sinks is not None:
             self._sinks = frame.vector(step.sinks).float()[None, :, None]
         self._keys = states.columns[:, :most]
-        beside = states.columns[:, most:].flatten(1)[:, : most * step.index_width]
-        assert beside.data_ptr() == states.columns[:, most:].data_ptr(), "these are written to"
-        self._index = beside.view(len(beside), most, step.index_width)
-        index_q = frame.values[step.index_q]
-        self._index_q = index_q.view(len(index_q), step.index_heads, step.index_width)
-        self._weights = frame.values[step.index_weights]
+        self._index = None
+        if step.index is not None:
+            beside = states.columns[:, most:].flatten(1)[:, : most * step.index.width]
+            assert beside.data_ptr() == states.columns[:, most:].data_ptr(), "these are written to"
+            self._index = _Index(step.index, frame, beside)
 
     def numbers(self, count: int, *, gathers: bool = False) -> int:
         """That are made of so many keys for a query, with these where they are gathered."""
         step = self._step
-        gathered = min(count, step.num_chosen) * step.width + count * step.index_width
+        gathered = min(count, step.num_chosen) * step.width + count * step.index_numbers
         return count * (step.num_heads + step.index_heads) + gathered * gathers + 1
 
     def append(self, row: int, count: int) -> None:
@@ -71,7 +72,8 @@ class _Layer:
         )
         tokens, places = slice(start, start + count), slice(length, length + count)
         self._keys[seat, places] = self._new[tokens]
-        self._index[seat, places] = self._new_index[tokens]
+        if self._index is not None:
+            self._index.keys[seat, places] = self._index.new[tokens]
 
     def attend_single(self, some: slice) -> None:
         """Of rows that bring one token each: only the chosen keys are put together."""
@@ -80,10 +82,14 @@ class _Layer:
         count = 1 + int(rows.lengths[rows.counts == 1][some].max())
         places = torch.arange(count, device=device)[None]
         if count > step.num_chosen:
-            index = self._index[seats, :count].float()
-            likeness = torch.bmm(self._index_q[tokens].float(), index.transpose(1, 2))
-            seen = places <= positions[:, None]
-            places = best_keys(likeness, self._weights[tokens], seen, step.num_chosen)
+            if self._index is None:
+                places = self._recall(tokens, positions)
+            else:
+                index = self._index.keys[seats, :count].float()
+                likeness = torch.bmm(self._index.q[tokens].float(), index.transpose(1, 2))
+                seen = places <= positions[:, None]
+                places = best_keys(likeness, self._index.weights[tokens], seen, step.num_chosen)
+                self._leave(tokens, places)
             keys = self._keys[seats[:, None], places]
         else:
             keys = self._keys[seats, :count]
@@ -101,12 +107,44 @@ class _Layer:
         at = torch.arange(length + first, length + last, device=keys.device)[:, None]
         seen = torch.arange(count, device=keys.device) <= at
         if count > step.num_chosen:
-            index = self._index[seat, :count].float()
-            likeness = torch.matmul(self._index_q[tokens].float(), index.t())
-            places = best_keys(likeness, self._weights[tokens], seen, step.num_chosen)
+            if self._index is None:
+                places = self._recall(tokens, at[:, 0])
+            else:
+                index = self._index.keys[seat, :count].float()
+                likeness = torch.matmul(self._index.q[tokens].float(), index.t())
+                places = best_keys(likeness, self._index.weights[tokens], seen, step.num_chosen)
+                self._leave(tokens, places)
             seen &= torch.zeros_like(seen).scatter_(1, places, True)
         scores = torch.mm(self._q[tokens].reshape(-1, step.width), keys.t())
         scores = scores.float().mul_(step.scale).view(last - first, step.num_heads, -1)
         shares = shares_of(scores.masked_fill_(~seen[:, None], NONE), self._sinks).to(keys.dtype)
         found = torch.mm(shares.view(-1, count), keys)
         self._out[tokens] = found.view(last - first, step.num_heads, -1)
+
+    def _leave(self, tokens: torch.Tensor | slice, places: torch.Tensor) -> None:
+        """For layers that attend the same keys."""
+        if self._chosen is not None:
+            bits = places.to(torch.int32).view(self._chosen.dtype)
+            self._chosen[tokens, : bits.shape[1]] = bits
+
+    def _recall(self, tokens: torch.Tensor | slice, positions: torch.Tensor) -> torch.Tensor:
+        """Places [T, num_chosen] that a layer before has left of tokens at such positions; the
+        first ones of those that see no more."""
+        assert self._chosen is not None
+        most = self._step.num_chosen
+        columns = self._chosen[tokens, : 4 * most // self._chosen.itemsize]
+        # One row is contiguous however far the next one would be: no view has other numbers then.
+        left = columns.clone(memory_format=torch.contiguous_format).view(torch.int32)
+        first = torch.arange(most, device=left.device, dtype=left.dtype)
+        return torch.where(positions[:, None] < most, first, left).long()
+
+
+class _Index:
+    """What chooses in one layer: queries [T, heads, W] and their weights, new keys [T, W], and
+    ``keys`` [seats, most, W] of each row."""
+
+    def __init__(self, step: ChooseKeys, frame: Frame, keys: torch.Tensor) -> None:
+        q = frame.values[step.q]
+        self.q = q.view(len(q), step.num_heads, step.width)
+        self.weights, self.new = frame.values[step.weights], frame.values[step.k]
+        self.keys = keys.view(len(keys), -1, step.width)

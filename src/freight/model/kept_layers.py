@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from freight.model.decoder_parts import Parts
-from freight.model.kept_steps import AttendChosen, AttendKept, ChooseKept, Compress, ProjectGroups
-from freight.model.layer_kinds import CompressedKeys, KeptLatents
+from freight.model.kept_steps import (
+    AttendChosen,
+    AttendKept,
+    ChooseKept,
+    ChooseKeys,
+    Compress,
+    ProjectGroups,
+)
+from freight.model.layer_kinds import CHOSEN, CompressedKeys, Index, KeptLatents
 from freight.model.programme import Level, Norm, Project, Rotate, Step
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
 __all__ = ["chosen_latents", "kept_steps"]
-
-_INDEX_EPS: Final = 1e-6
 
 
 def kept_steps(
@@ -120,38 +124,52 @@ def _index_queries(
 def chosen_latents(
     parts: Parts, own: KeptLatents, layer: int, prefix: str, x: str, sinks: Weight | None
 ) -> list[Step]:
-    """Attention of queries ``q`` over keys ``k``, which an indexer chooses: it takes queries of the
-    narrow ones, and keys of what the layer works on."""
-    c, index = parts.config, own.index
+    """Attention of queries ``q`` over keys ``k``, which an indexer chooses, or has for a layer
+    before."""
+    is_shared = own.index.is_shared(layer)
+    steps, choose = ([], None) if is_shared else _choice(parts, own.index, layer, prefix, x)
+    attended = AttendChosen(
+        q="q",
+        k="k",
+        out="attended",
+        num_heads=parts.config.num_heads,
+        width=own.width,
+        scale=parts.config.attention_scale,
+        sinks=sinks,
+        num_chosen=own.index.num_chosen,
+        most_keys=own.longest,
+        index=choose,
+        chosen=CHOSEN if own.chosen_columns else None,
+    )
+    return [*steps, attended]
+
+
+def _choice(
+    parts: Parts, index: Index, layer: int, prefix: str, x: str
+) -> tuple[list[Step], ChooseKeys]:
+    """It takes queries of the narrow ones, and keys of what the layer works on."""
     weight, bias = (parts.vector(f"{prefix}.index_k_{name}", "t") for name in ("norm", "norm_bias"))
     steps: list[Step] = [
         parts.project(f"{prefix}.index_q", "narrow", "index_q", ("lt", "Q")),
         parts.project(f"{prefix}.index_k", x, "index_k", ("t", "D")),
         parts.project(f"{prefix}.index_weights", x, "index_weights", ("l", "D")),
-        Norm(x="index_k", out="index_k", kind="layer", weight=weight, bias=bias, eps=_INDEX_EPS),
+        Norm(x="index_k", out="index_k", kind="layer", weight=weight, bias=bias, eps=index.eps),
     ]
-    if (rope := c.ropes[layer]) is not None:
+    if (rope := parts.config.ropes[layer]) is not None:
+        first = index.width - rope.rotary_dim if index.turns_last else 0
         turned = (("index_q", index.num_heads), ("index_k", 1))
         steps += [
-            Rotate(x=name, num_heads=count, rope=rope, pairs=index.pairs) for name, count in turned
+            Rotate(x=name, num_heads=count, rope=rope, first=first, pairs=index.pairs)
+            for name, count in turned
         ]
-    attended = AttendChosen(
-        q="q",
-        k="k",
-        out="attended",
-        num_heads=c.num_heads,
-        width=own.width,
-        scale=c.attention_scale,
-        sinks=sinks,
-        index_q="index_q",
-        index_k="index_k",
-        index_weights="index_weights",
-        index_heads=index.num_heads,
-        index_width=index.width,
-        num_chosen=index.num_chosen,
-        most_keys=own.longest,
+    choose = ChooseKeys(
+        q="index_q",
+        k="index_k",
+        weights="index_weights",
+        num_heads=index.num_heads,
+        width=index.width,
     )
-    return [*steps, attended]
+    return steps, choose
 
 
 def _wide(parts: Parts, name: str, dims: str) -> Weight:

@@ -14,6 +14,7 @@ __all__ = [
     "AttendChosen",
     "AttendKept",
     "ChooseKept",
+    "ChooseKeys",
     "Compress",
     "KeptStep",
     "ProjectGroups",
@@ -82,12 +83,25 @@ class AttendKept:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChooseKeys:
+    """Of a row's keys a query attends those with the highest sum over heads n of
+    weights[n] max(0, q[n] k), of q [T, N W], ``weights`` [T, N], and k [T, W] of each of the row's
+    tokens so far (DeepSeek-V3.2)."""
+
+    q: str
+    k: str
+    weights: str
+    num_heads: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttendChosen:
     """out [T, N H] = softmax(scale q k^T) k of q [T, N H] over keys of one head, which are the
-    values, of the row's tokens so far, k [T, H] among them: of those an indexer chooses the
-    ``num_chosen`` with the highest sum over its heads n of weights[n] max(0, index_q[n] index_k)
-    (DeepSeek-V3.2), of ``index_q`` [T, heads W], ``index_k`` [T, W] and ``index_weights``
-    [T, heads]. A row has ``most_keys`` at most. ``sinks`` as there."""
+    values, of the row's tokens so far, k [T, H] among them: the ``num_chosen`` that ``index``
+    chooses, whose places it leaves in ``chosen`` [T, C], where that is given, as whole numbers of
+    four bytes; without an index those that a layer before has left there. A row has ``most_keys``
+    at most. ``sinks`` as there."""
 
     q: str
     k: str
@@ -96,13 +110,19 @@ class AttendChosen:
     width: int
     scale: float
     sinks: Weight | None
-    index_q: str
-    index_k: str
-    index_weights: str
-    index_heads: int
-    index_width: int
     num_chosen: int
     most_keys: int
+    index: ChooseKeys | None
+    chosen: str | None = None
+
+    @property
+    def index_numbers(self) -> int:
+        """What a key that is chosen by takes, and each of a query's."""
+        return 0 if self.index is None else self.index.width
+
+    @property
+    def index_heads(self) -> int:
+        return 0 if self.index is None else self.index.num_heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Final
 
-__all__ = ["CompressedKeys", "Experts", "Index", "KeptLatents", "Latent", "Recurrence", "Streams"]
+__all__ = [
+    "CHOSEN",
+    "CompressedKeys",
+    "Experts",
+    "Index",
+    "KeptLatents",
+    "Latent",
+    "Recurrence",
+    "Streams",
+]
+
+CHOSEN: Final = "chosen"
+"""The value that passes from a layer that chooses keys to those that attend the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,16 +79,30 @@ class Experts:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Index:
     """What chooses ``num_chosen`` of a row's keys for each query: by ``num_heads`` heads of so many
-    numbers, and keys of its own. ``pairs`` says whether neighbours of these are rotated."""
+    numbers, and keys of its own, whose norm has the epsilon ``eps``. ``pairs`` says whether
+    neighbours of these are rotated, ``turns_last`` whether their last ones are, not the first.
+    Layers that are ``shared`` choose nothing: they attend what the one before has chosen; no layer
+    is where nothing is said of them."""
 
     num_heads: int
     width: int
     num_chosen: int
     pairs: bool = True
+    turns_last: bool = False
+    eps: float = 1e-6
+    shared: tuple[bool, ...] = ()
+
+    def is_shared(self, layer: int) -> bool:
+        return bool(self.shared) and self.shared[layer]
+
+    def of_layers(self, cut: slice) -> Index:
+        return replace(self, shared=self.shared[cut])
 
     def problems(self, turned: int) -> list[str]:
         """What cannot be, where so many numbers of a head are ``turned``."""
         problems = []
+        if not self.eps > 0:
+            problems.append(f"the norm of keys that choose has an epsilon of {self.eps}")
         if min(self.num_heads, self.num_chosen) < 1:
             problems.append(f"{self.num_heads} heads are to choose {self.num_chosen} keys")
         if self.width < max(turned, 1):
@@ -267,7 +293,8 @@ class CompressedKeys:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptLatents:
     """Latents that are kept for each row as a state, one key of so many numbers for a token and one
-    of the ``index`` beside it: of rows of up to ``longest`` tokens, more than that chooses."""
+    of the ``index`` beside it: of rows of up to ``longest`` tokens, more than that chooses. Layers
+    that choose nothing have room for such keys, too."""
 
     layers: tuple[bool, ...]
     width: int
@@ -291,5 +318,11 @@ class KeptLatents:
         """That are made of a row's keys for a query of so many heads."""
         return self.longest * (self.width + self.index.width + 2 * num_heads + self.index.num_heads)
 
+    @property
+    def chosen_columns(self) -> int:
+        """Numbers of a token in which a layer leaves what it has chosen, for others: two for each
+        key, as wide as one of its place at least. Of a stage as many as of the whole model."""
+        return 2 * self.index.num_chosen * bool(self.index.shared)
+
     def of_layers(self, cut: slice) -> KeptLatents:
-        return replace(self, layers=self.layers[cut])
+        return replace(self, layers=self.layers[cut], index=self.index.of_layers(cut))

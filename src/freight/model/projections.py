@@ -8,7 +8,7 @@ from typing import Any
 from freight.model.decoder_parts import Parts
 from freight.model.latent_steps import AbsorbKeys, JoinLatent, SplitLatent
 from freight.model.layer_kinds import Latent
-from freight.model.programme import Clip, Level, Rotate, Split, Step
+from freight.model.programme import Clip, Grow, GrowHeads, Level, Rotate, Split, Step
 from freight.model.recurrent_steps import Deal, Dealt, deal_blocks
 from freight.model.rope_config import RopeConfig
 
@@ -86,6 +86,7 @@ class Projections(Parts):
             if name == "k":
                 norm = replace(norm, x=keys)
             steps += [*turns, norm] if c.qk_norm == "per_rotated_head" else [norm, *turns]
+        steps += self.grown(prefix, "q", num_heads)
         if c.value_norm and c.keeping[layer]:
             steps.append(Level(x="v", num_heads=num_kv_heads, eps=c.norm_eps))
         return steps
@@ -113,8 +114,20 @@ class Projections(Parts):
             SplitLatent(x="kept", latent="latent", turned="turned", **widths),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
             *turns,
+            *self.grown(prefix, "q", c.num_heads),
             JoinLatent(x="latent", turned="turned", k="k", v="v", **widths),
         ]
+
+    def grown(self, prefix: str, name: str, num_heads: int) -> list[Step]:
+        """Queries by their position."""
+        own = self.config.query_growth
+        if own is None:
+            return []
+        if own.rate is not None:
+            return [Grow(x=name, rate=own.rate, span=own.span)]
+        names = (f"{prefix}.{name}_growth_{part}" for part in ("rate", "bias"))
+        rate, bias = (self.vector(own, "N" if name == "q" else "l") for own in names)
+        return [GrowHeads(x=name, num_heads=num_heads, rate=rate, bias=bias)]
 
     def of_heads(self, prefix: str, latent: Latent) -> dict[str, Any]:
         """What makes keys and values of a latent."""

@@ -39,6 +39,7 @@ from freight.model.value_steps import (
     Add,
     AddPositions,
     Gate,
+    GrowHeads,
     Multiply,
     ScaleBy,
     ValueStep,
@@ -254,6 +255,8 @@ def weights_of(step: Step) -> Iterator[Weight]:
         yield step.bias
     if isinstance(step, Xielu):
         yield from (step.positive, step.negative)
+    if isinstance(step, GrowHeads):
+        yield from (step.rate, step.bias)
     if isinstance(step, Attend) and step.sinks is not None:
         yield step.sinks
     if isinstance(step, Collapse):

@@ -20,6 +20,7 @@ from freight.model.layer_kinds import (
 )
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
+from freight.model.query_growth import QueryGrowth
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import SLOPE_COLUMNS
 
@@ -67,7 +68,7 @@ class ModelConfig:
     ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
     with or without experts, or "both", as all have where it is None. ``factors`` multiply what
     matrices of a layer make, by their names.
-    With ``streams`` the residual stream is several.
+    With ``streams`` the residual stream is several; queries may grow with their position.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -136,6 +137,7 @@ class ModelConfig:
     mlp_limits: tuple[float | None, ...] = ()
     limits_first: bool = False
     streams: Streams | None = None
+    query_growth: QueryGrowth | None = None
     parts: tuple[str, ...] | None = None
     factors: tuple[tuple[str, float], ...] = ()
     packing: Packing | None = None
@@ -195,37 +197,6 @@ class ModelConfig:
         return self.experts is not None and self.norm_place == "update"
 
     @property
-    def carried(self) -> tuple[tuple[str, int], ...]:
-        """The values that pass from unit to unit, and how wide they are: the residual stream; what
-        experts work on, or attention's update where the next unit must find the stream as it was;
-        what experts have made so far, or that update; what they work on and make where that is
-        narrow; what layers have of a token as inputs of their own; residual streams where these
-        are several, and by what the experts' sum, which is in the place of the one, goes into each.
-        """
-        experts = self.experts
-        has_two = self.attends_aside or experts is not None
-        sums = self.norms_sum and not self.experts_see_stream
-        has_three = sums or (self.attends_aside and experts is not None)
-        names = ("x", "aside", "sum")[: 1 + has_two + has_three]
-        narrow = ("narrow", "made") if experts is not None and experts.latent_size else ()
-        width = experts.latent_size if experts is not None else 0
-        inputs = [("inputs", self.input_columns)] if self.layer_inputs else []
-        if (own := self.streams) is not None:
-            inputs.append(("streams", own.count * self.hidden_size))
-            inputs += [("shares", own.share_columns)] if experts is not None else []
-        plain = (*((own, self.hidden_size) for own in names), *((own, width) for own in narrow))
-        return (*plain, *inputs)
-
-    @property
-    def handed_on(self) -> tuple[str, int]:
-        """Of these the one that a layer hands on to the next, and how wide it is: the residual
-        stream, or all of them where they are several."""
-        own = self.streams
-        if own is None:
-            return "x", self.hidden_size
-        return "streams", own.count * self.hidden_size
-
-    @property
     def input_columns(self) -> int:
         """Numbers of a token that all layers have as inputs of their own."""
         return self.num_layers * (self.layer_inputs or 0)
@@ -266,6 +237,8 @@ class ModelConfig:
         own, index = self.recurrence, None if self.latent is None else self.latent.index
         if isinstance(own, CompressedKeys):
             return replace(self, recurrence=own.for_rows(longest))
+        if self.query_growth is not None and not self.query_growth.changes(longest):
+            return replace(self, query_growth=None).for_rows(longest)
         if index is None or own is not None or longest <= index.num_chosen:
             return self
         layers = (True,) * self.num_layers
@@ -281,9 +254,11 @@ class ModelConfig:
         """The same model of these layers alone, which are numbered from 0 there."""
         experts, recurrence, others = self.experts, self.recurrence, self.other_heads
         cut = slice(layers.start, layers.stop)
+        latent = self.latent
         return replace(
             self,
             num_layers=len(layers),
+            latent=latent and replace(latent, index=latent.index and latent.index.of_layers(cut)),
             sliding_windows=self.sliding_windows[cut],
             ropes=self.ropes[cut],
             mlp_limits=self.mlp_limits[cut],

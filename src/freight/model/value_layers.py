@@ -18,6 +18,8 @@ from freight.model.value_steps import (
     Cap,
     Clip,
     Gate,
+    Grow,
+    GrowHeads,
     Level,
     Multiply,
     MultiplyColumns,
@@ -85,6 +87,21 @@ def _scale_by(step: ScaleBy, frame: Frame) -> None:
     frame.values[step.x].mul_(frame.vector(step.weight))
 
 
+def _grow(step: Grow, frame: Frame) -> None:
+    x = frame.values[step.x]
+    assert frame.positions is not None
+    times = frame.positions.div(step.span, rounding_mode="floor").float().log1p_()
+    x.mul_(times.mul_(step.rate).add_(1.0).to(x.dtype)[:, None])
+
+
+def _grow_heads(step: GrowHeads, frame: Frame) -> None:
+    x = frame.values[step.x]
+    assert frame.positions is not None
+    rate, bias = (frame.vector(own).to(x.dtype) for own in (step.rate, step.bias))
+    times = frame.positions.float().log1p_().to(x.dtype)
+    x.view(len(x), step.num_heads, -1).mul_(torch.outer(times, rate).add_(bias)[:, :, None])
+
+
 def _clear(step: Clear, frame: Frame) -> None:
     frame.values[step.x].zero_()
 
@@ -117,6 +134,8 @@ VALUE_STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Clear: _clear,
     Clip: _clip,
     Gate: _gate,
+    Grow: _grow,
+    GrowHeads: _grow_heads,
     Level: _level,
     Multiply: _multiply,
     MultiplyColumns: _multiply_columns,

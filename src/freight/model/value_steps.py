@@ -13,6 +13,8 @@ __all__ = [
     "Cap",
     "Clip",
     "Gate",
+    "Grow",
+    "GrowHeads",
     "Level",
     "Multiply",
     "MultiplyColumns",
@@ -39,6 +41,26 @@ class ScaleBy:
 
     x: str
     weight: Weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grow:
+    """x = x (1 + rate log(1 + floor(p / span))) by each token's position p, in place (Llama 4)"""
+
+    x: str
+    rate: float
+    span: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrowHeads:
+    """x = of each head h of a token at position p its numbers times rate[h] log(1 + p) + bias[h],
+    in place (scalable softmax, 2501.19399)"""
+
+    x: str
+    num_heads: int
+    rate: Weight
+    bias: Weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +155,8 @@ class Cap:
 ValueStep = (
     Scale
     | ScaleBy
+    | Grow
+    | GrowHeads
     | AddPositions
     | Activate
     | Xielu

@@ -11,6 +11,7 @@ from typing import Final
 
 from freight.model.batch import STATE_BLOCK, STATE_BYTES, STATE_PAIRS
 from freight.model.layer_kinds import CompressedKeys, KeptLatents
+from freight.model.passing import handed_columns
 from freight.model.switches import ModelConfig
 from freight.model.tiles import KEPT_BYTES
 from freight.plan.forms import BLOCK
@@ -178,7 +179,7 @@ def _embedding_bytes(config: ModelConfig, layout: WeightLayout, policy: Policy) 
     """Rows of tables that must be fetched, or what comes from another stage."""
     far = [table.weight for table in layout.tables if table.is_far(policy.compute_tier)]
     columns = sum(weight.num_columns for weight in far)
-    columns += config.handed_on[1] * layout.programme.receives
+    columns += handed_columns(config) * layout.programme.receives
     return policy.max_batch_tokens * columns * layout.element_bytes
 
 
@@ -244,7 +245,7 @@ def _measure_rows(
         embedding_bytes=0,
         embeds_in_place=False,
         embedding_slots=block if receives else RING_SLOTS["embedding rows"],
-        departing_bytes=policy.max_batch_tokens * config.handed_on[1] * size if sends else 0,
+        departing_bytes=policy.max_batch_tokens * handed_columns(config) * size if sends else 0,
         logit_rows=logit_rows,
         logits_bytes=block * logit_rows * config.vocab_size * 4,
         picked_bytes=block * (logit_rows + scored) * row_bytes,

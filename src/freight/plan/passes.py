@@ -22,6 +22,8 @@ from freight.model.programme import (
     Dispatch,
     Embed,
     Gate,
+    Grow,
+    GrowHeads,
     Level,
     Multiply,
     MultiplyColumns,
@@ -44,7 +46,7 @@ __all__ = ["bytes_passed"]
 
 _PASSES: Final[Mapping[type, float]] = {
     **dict.fromkeys((Rotate, Level), 7.0),
-    **dict.fromkeys((Split, Scale, ScaleBy, Clip, Weigh, Dispatch), 2.0),
+    **dict.fromkeys((Split, Scale, ScaleBy, Grow, GrowHeads, Clip, Weigh, Dispatch), 2.0),
     **dict.fromkeys((Multiply, MultiplyColumns), 3.0),
     Gate: 10.0,
     Add: 2.2,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from freight.model.batch import MicroBatch, RowKey, RowSpan, first_page
+from freight.model.passing import handed_columns
 from freight.model.switches import ModelConfig
 from freight.plan.default import Plan
 from freight.plan.forms import BLOCK
@@ -131,8 +132,8 @@ class WorkSizes:
         layout, policy, geometry = plan.layout, plan.policy, plan.geometry
         workload = plan.workload
         programme = layout.programme
-        received = (1.0, config.handed_on[1] * layout.element_bytes)
-        handed_on = config.handed_on[1] if programme.sends else 0
+        received = (1.0, handed_columns(config) * layout.element_bytes)
+        handed_on = handed_columns(config) if programme.sends else 0
         return cls(
             policy=policy,
             page_bytes=geometry.page_bytes,

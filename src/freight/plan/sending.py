@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from freight.hardware.chip import Chip
 from freight.model.config import ModelConfig
+from freight.model.passing import handed_columns
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.layout import Mesh
 from freight.partition.named import FEED_FORWARD
@@ -28,7 +29,7 @@ def sending_s(
     if shares.stages > 1:
         is_inside = not chip.host_chips or shares.stages * shares.ranks <= chip.host_chips
         rate = chip.link_bytes_per_s if is_inside else chip.outer_bytes_per_s
-        num_bytes = step.num_tokens * config.handed_on[1] * activation_bytes
+        num_bytes = step.num_tokens * handed_columns(config) * activation_bytes
         seconds += num_bytes / shares.ranks / rate
         seconds += chip.link_latency_s if is_inside else chip.outer_latency_s
     return seconds

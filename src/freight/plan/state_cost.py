@@ -65,10 +65,10 @@ def _chosen(step: AttendChosen, spans: Sequence[RowSpan]) -> tuple[float, float]
     for span in spans:
         seen = (span.kv_len + 1 + span.total_len) / 2
         attended = min(seen, step.num_chosen) if span.num_new == 1 else seen
-        per_key = 2 * step.index_heads * step.index_width * seen
+        per_key = 2 * step.index_heads * step.index_numbers * seen
         flops += span.num_new * (per_key + 4 * step.num_heads * step.width * attended)
         if span.num_new == 1:
-            read += seen * step.index_width + attended * step.width
+            read += seen * step.index_numbers + attended * step.width
     return flops, read
 
 

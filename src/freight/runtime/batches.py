@@ -20,6 +20,7 @@ from freight.memory.passage import Passage, RowPages, plan_passage
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.frame import Angles
+from freight.model.passing import handed_columns
 from freight.model.programme import Programme
 from freight.model.rope_config import RopeConfig
 from freight.plan.policy import Policy
@@ -151,9 +152,9 @@ class BatchPreparer:
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
         self._receives = programme.receives
         self._looks_back = any(unit.kind == "queries" for unit in programme.units)
-        columns = [config.handed_on[1]] if self._receives else [own.columns for own in tables]
+        columns = [handed_columns(config)] if self._receives else [own.columns for own in tables]
         self._row_bytes = [own * dtype.itemsize for own in columns]
-        self._departing_bytes = config.handed_on[1] * programme.sends * dtype.itemsize
+        self._departing_bytes = handed_columns(config) * programme.sends * dtype.itemsize
 
     def get(self, sweep: int, k: int) -> PreparedBatch:
         return self._prepared[sweep, k]
@@ -161,10 +162,8 @@ class BatchPreparer:
     def describe(self, sweep: int, batch: MicroBatch, continues: bool) -> BatchWork:
         """Prepare ``batch`` for ``sweep`` and say what it moves."""
         prepared = self._prepare(batch)
-        old = [key for key in self._prepared if key[0] < sweep - 1]
-        for key in old:
-            del self._prepared[key]
-        self._prepared[sweep, batch.index] = prepared
+        recent = {key: own for key, own in self._prepared.items() if key[0] >= sweep - 1}
+        self._prepared = {**recent, (sweep, batch.index): prepared}
         passage, page_bytes = prepared.passage, self._page_bytes
         num_delegated = 0 if prepared.delegated is None else prepared.delegated.num_rows
         own = batch.rows[: len(batch.rows) - num_delegated]

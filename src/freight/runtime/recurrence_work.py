@@ -60,6 +60,7 @@ class RecurrenceWork:
                     workspace=self._workspace,
                     values=self._residual.values(x),
                     angles=prepared.angles_of(slice(chunk.start, chunk.end)),
+                    positions=prepared.positions[chunk.start : chunk.end],
                     states=[self._layer_states(own, near, slot) for own in own_states.pools],
                 )
                 run_unit(unit, frame)

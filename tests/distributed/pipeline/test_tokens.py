@@ -224,6 +224,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
     # Several streams go from stage to stage, and with states.
     "hy 4": deepseek(HYV4Config, num_hidden_layers=3, index_topk=256),
+    # What keys were chosen goes on with the stream, or with several.
+    "glm 5, shared choices": CONFIGS["glm 5, shared choices"],
+    "hy 4, shared choices": CONFIGS["hy 4, shared choices"],
     "glm 5.3": CONFIGS["glm 5.3"],
     # Routers that go by tokens, which another stage looks up.
     "deepseek v4": CONFIGS["deepseek v4, windows"],

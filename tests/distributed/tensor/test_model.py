@@ -62,6 +62,7 @@ REFUSED = {
     "gemma3": "norms of queries and keys",
     "gemma3, capped logits": "rotate queries and keys in different ways",
     "gemma4": "heads of several sizes",
+    "ministral 3": "queries that grow with their position",
     "gemma4, capped logits": "norms of values or scales of layers",
     "gemma4, experts": "an MLP beside experts",
     "gemma4, unified": "heads of several sizes",

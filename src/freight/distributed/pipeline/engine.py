@@ -17,6 +17,7 @@ from freight.distributed.ranks import Ranks
 from freight.memory.activations import gather, scatter
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
+from freight.model.passing import handed_columns, handed_on
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Kind, Operation
@@ -131,32 +132,26 @@ class StageEngine(Engine):
         if unit.steps:
             return performer.perform(own)
         with torch.inference_mode():
-            name, carried = self.config.handed_on[0], self.programme.carried
-            stream = [
-                (first, by_name(carried, rows)[name]) for first, rows in performer.stream(own)
-            ]
-            if unit.kind == "embedding":
-                self._enter(operation, stream)
-            else:
-                self._pick(operation, stream)
+            parts = performer.stream(own)
+            carried = [(first, by_name(self.programme.carried, rows)) for first, rows in parts]
+            is_first, rows = unit.kind == "embedding", self._passing_rows(operation, unit.kind)
+            for name, columns in by_name(handed_on(self.config), rows).items():
+                stream = [(first, values[name]) for first, values in carried]
+                (scatter if is_first else gather)(stream, 0, columns)
         return None
 
-    def _enter(self, operation: Operation, stream: list[tuple[int, torch.Tensor]]) -> None:
-        """What was received becomes the residual stream."""
+    def _passing_rows(self, operation: Operation, kind: str) -> torch.Tensor:
+        """What was received and becomes the residual stream, or that as it goes on."""
         assert operation.batch is not None
         buffers = self.placement.buffers
-        ring = buffers.embedding_slot if self._is_staged else buffers.embedding_rows
-        rows = self._rows(ring[operation.source_slot], operation.batch.num_tokens)
-        scatter(stream, 0, rows)
-
-    def _pick(self, operation: Operation, stream: list[tuple[int, torch.Tensor]]) -> None:
-        """The residual stream as it goes on."""
-        assert operation.batch is not None
-        buffers = self.placement.buffers
-        place = buffers.departing_rows[operation.batch.index]
-        if self._is_staged:
+        if kind == "embedding":
+            ring = buffers.embedding_slot if self._is_staged else buffers.embedding_rows
+            place = ring[operation.source_slot]
+        elif self._is_staged:
             place = buffers.departing_slot[0]
-        gather(stream, 0, self._rows(place, operation.batch.num_tokens))
+        else:
+            place = buffers.departing_rows[operation.batch.index]
+        return self._rows(place, operation.batch.num_tokens)
 
     @property
     def _is_staged(self) -> bool:
@@ -165,7 +160,7 @@ class StageEngine(Engine):
 
     @property
     def _width(self) -> int:
-        return self.config.handed_on[1]
+        return handed_columns(self.config)
 
     def _rows(self, place: torch.Tensor, count: int) -> torch.Tensor:
         used = place[: count * self._width * self.dtype.itemsize]

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from freight.hardware.machine import Machine
 from freight.model.config import DTYPE_BYTES
 from freight.model.decoder import build_programme
+from freight.model.passing import handed_columns
 from freight.model.programme import Programme
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, SweepRun, forecast
@@ -99,7 +100,7 @@ class StageForecaster:
         """The whole pipeline, of whose ``stages`` each says what its sweeps of a block take, with
         this one's own work as ``told`` of a block: bytes and lanes are of all its blocks."""
         count = self.blocks_in_flight
-        token_bytes = self.model.config.handed_on[1] * DTYPE_BYTES[self.model.dtype]
+        token_bytes = handed_columns(self.model.config) * DTYPE_BYTES[self.model.dtype]
         phases = flow(stages, count, self.hops, token_bytes)
         return replace(
             told,

@@ -56,6 +56,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         or config.layer_inputs is not None,
         "gates of what is attended": config.gates_attention,
         "attention sinks": config.attention_sinks,
+        "queries that grow with their position": config.query_growth is not None,
         "values that are narrower than keys": config.value_width is not None,
         "gates with a limit": config.gate_limit is not None
         or bool(config.mlp_limits)

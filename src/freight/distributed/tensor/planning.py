@@ -172,7 +172,7 @@ def _open(
     tight_allocator()
     if compiles:
         warm_up_compiler()
-    config = read_config(model_dir)
+    config = read_config(model_dir).for_rows(workload.max_total_tokens)
     if workload.max_scored_tokens:
         raise InputError(
             f"Log-probabilities of up to {workload.max_scored_tokens} tokens of a prompt were "

@@ -176,7 +176,7 @@ def _kept(step: object) -> Iterator[tuple[int | None, float, float]]:
         yield step.window, 4.0 * step.num_heads * step.width, step.width
     if isinstance(step, AttendChosen):
         yield step.num_chosen, 4.0 * step.num_heads * step.width, step.width
-        yield None, 2.0 * step.index_heads * step.index_width, step.index_width
+        yield None, 2.0 * step.index_heads * step.index_numbers, step.index_numbers
 
 
 def find_ceiling(

@@ -1,6 +1,6 @@
-"""Hy 4: latents of which an indexer chooses, as DeepSeek-V3.2, with sinks and gates; experts as in
-DeepSeek-V3, of which what is gated has a limit; and four residual streams, which are not mixed
-(independent hyper-connections)."""
+"""Hy 4: latents of which an indexer chooses, for the layers after it too, as in GLM-5, with sinks
+and gates; experts as in DeepSeek-V3, of which what is gated has a limit; and four residual streams,
+which are not mixed (independent hyper-connections)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.deepseek import DEEPSEEK_V3
-from freight.model.families.deepseek_sparse import attend_all
+from freight.model.families.deepseek_sparse import INDEX_TENSORS, choose_keys
 from freight.model.families.streams import stream_tensors
 from freight.model.families.table import (
     MOST_LAYERS,
@@ -36,13 +36,16 @@ _MLP: Final = f"{_LAYER}.mlp"
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A limit of experts that is none, or 0, is switched off."""
+    """A limit of experts that is none, or 0, is switched off. Of four layers one chooses keys, from
+    the second on, and the first one does."""
     raw = {**_WIDTHS, **raw}
     limit, num_layers = raw.get("swiglu_limit", 10.0), raw.get("num_hidden_layers")
     is_limited = not is_number(limit) or limit > 0
     if isinstance(num_layers, int) and is_limited:
         raw["expert_limits"] = [limit] * min(num_layers, MOST_LAYERS)
-    return attend_all(raw)
+    if raw.get("indexer_types") is None:
+        raw |= {"index_topk_freq": 4, "index_skip_topk_offset": 2, "index_topk_pattern": None}
+    return choose_keys(raw)
 
 
 def _gate(prefix: str) -> Place:
@@ -90,6 +93,12 @@ HY_V4: Final = Family(
         "expert_groups": read("n_group", 1),
         "groups_per_token": read("topk_group", 1),
         "limits_first": fixed(True),
+        "index_chosen": read("index_topk", None),
+        "index_heads": read("index_n_heads", 16),
+        "index_width": read("index_head_dim", 128),
+        "index_pairs": fixed(False),
+        "index_turns_last": fixed(True),
+        "index_eps": read("rms_norm_eps", 1e-5),
         "streams": read("hc_mult", 4),
         "stream_floor": read("hc_eps", 1e-6),
         "stream_magnitude": read("hc_magnitude", 2.0),
@@ -97,6 +106,7 @@ HY_V4: Final = Family(
     },
     tensors={
         **DEEPSEEK_V3.tensors,
+        **INDEX_TENSORS,
         "layers.{i}.attention.sinks": first_of(
             f"{_LAYER}.self_attn.learnable_sink_param", f"{_LAYER}.self_attn.sinks"
         ),

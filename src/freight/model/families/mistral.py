@@ -1,7 +1,6 @@
 """Mistral: Llama's shape with a sliding window; of models that also see, the part that reads.
 Ministral: with one in some layers. Ministral 3: without one, and with queries that grow with their
-position, from where its first training ended: up to there, and so long may rows be, it is the same.
-Mixtral: with experts."""
+position, from where its first training ended. Mixtral: with experts."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any, Final
 from freight.model.families.llama import DECODER_TENSORS, LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
 
-__all__ = ["MISTRAL", "MIXTRAL", "until_queries_grow"]
+__all__ = ["MISTRAL", "MIXTRAL", "spell_out_growth"]
 
 _TYPES: Final = ("mistral", "ministral", "ministral3", "mistral3")
 _KEYS: Final = {
@@ -19,6 +18,8 @@ _KEYS: Final = {
     "max_positions": read("max_position_embeddings", 131_072),
     "uses_windows": fixed(True),
     "window": Key(names=("sliding_window",), default=4096, null_is_value=True),
+    "growth_rate": read("growth_rate", None),
+    "growth_span": read("growth_span", None),
 }
 
 
@@ -28,18 +29,16 @@ def _take_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = part.get("model_type") if isinstance(part, Mapping) else None
     own = text_part(raw)
     found = kind if kind and kind not in _TYPES else _TYPES[0]
-    return {**until_queries_grow(own), "text_model": found}
+    return {**spell_out_growth(own), "text_model": found}
 
 
-def until_queries_grow(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rows end where queries would grow with their position."""
+def spell_out_growth(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """By what queries grow with their position is said among what rotates them."""
     rope = raw.get("rope_scaling") or raw.get("rope_parameters")
-    most = raw.get("max_position_embeddings")
     if not isinstance(rope, Mapping) or rope.get("llama_4_scaling_beta") is None:
         return raw
-    limits = (most, rope.get("original_max_position_embeddings"))
-    known = [limit for limit in limits if isinstance(limit, int)]
-    return {**raw, "max_position_embeddings": min(known, default=most)}
+    span = rope.get("original_max_position_embeddings")
+    return {**raw, "growth_rate": rope["llama_4_scaling_beta"], "growth_span": span}
 
 
 MISTRAL: Final = Family(

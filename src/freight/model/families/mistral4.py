@@ -1,6 +1,6 @@
 """Mistral Small 4, the part that reads: latents and experts as DeepSeek-V3 has them, chosen by
 softmax without corrections. Its queries grow with their position from where its first training
-ended: up to there, and so long may rows be, it is the same."""
+ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.deepseek import DEEPSEEK_V3
-from freight.model.families.mistral import until_queries_grow
+from freight.model.families.mistral import spell_out_growth
 from freight.model.families.table import Family, OneOf, Stacked, fixed, read, text_part
 
 __all__ = ["MISTRAL4"]
@@ -39,7 +39,7 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     raw = text_part(raw)
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or _ROPE
     raw = {**_WIDTHS, "max_position_embeddings": 1_048_576, **raw, "rope_parameters": rope}
-    return DEEPSEEK_V3.prepare(until_queries_grow(raw))
+    return DEEPSEEK_V3.prepare(spell_out_growth(raw))
 
 
 MISTRAL4: Final = Family(
@@ -53,6 +53,8 @@ MISTRAL4: Final = Family(
         "route_scores": fixed("softmax"),
         "route_scale": read("routed_scaling_factor", 1.0),
         "route_corrections": fixed(False),
+        "growth_rate": read("growth_rate", None),
+        "growth_span": read("growth_span", None),
         "expert_groups": read("n_group", 1),
         "groups_per_token": read("topk_group", 1),
     },

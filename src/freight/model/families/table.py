@@ -337,5 +337,10 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "index_heads": fixed(64),
     "index_width": fixed(128),
     "index_pairs": fixed(True),
+    "growth_rate": fixed(None),
+    "growth_span": fixed(None),
+    "growth_learnt": fixed(False),
+    "index_turns_last": fixed(False),
+    "index_eps": fixed(1e-6),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""
