@@ -681,6 +681,21 @@ def test_of_one_architecture_the_part_that_reads_says_which_family_it_is() -> No
         parse_config({**whole, "text_config": {**SMALL, "model_type": "other"}})
 
 
+def test_mistral_large_4_by_its_sizes_alone() -> None:
+    """Of 1 T parameters; one of four layers rotates nothing."""
+    text = {"model_type": "mistral_large4_text"}
+    raw = {"architectures": ["MistralLarge4ForConditionalGeneration"], "text_config": text}
+    config = parse_config(raw)
+    assert round(count_parameters(config.complete), -9) == 1_050_000_000_000
+    assert [rope is None for rope in config.ropes] == [False, False, False, True] * 18
+    own = {**text, "kv_source_layers": [*range(72)], "no_rope_layers": [1, 0] * 36}
+    config = parse_config({**raw, "text_config": own})
+    assert [rope is None for rope in config.ropes] == [False, True] * 36
+    own["kv_source_layers"][3] = 1
+    with pytest.raises(ModelError, match=r"kv_source_layers is .*only None is supported"):
+        parse_config({**raw, "text_config": own})
+
+
 GRANITE_4: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "layer_types": ["attention" if i % 10 == 5 else "mamba" for i in range(40)],

@@ -244,6 +244,7 @@ UNKNOWN = {
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
     *("kimi_linear", "bailing_hybrid", "olmo_hybrid", "gemma4", "mimo_v2_flash"),
     *("hy_v4", "glm5_next", "deepseek_v4", "laguna", "lfm3", "step3p5", "glm4v_moe_text", "axk1"),
+    "mistral_large4",
 }
 """Of which no layouts are known."""
 

@@ -195,6 +195,18 @@ SHAPES: list[dict[str, Any]] = [
         "num_experts_per_tok": 2,
     },
     {
+        "architectures": ["MistralLarge4ForConditionalGeneration"],
+        "no_rope_layers": [0],
+        "first_k_dense_replace": 1,
+        "index_topk": 5,
+        "index_n_heads": 7,
+        "index_head_dim": 10,
+        "kv_lora_rank": 14,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 10,
+    },
+    {
         "architectures": ["DeepseekV32ForCausalLM"],
         "first_k_dense_replace": 1,
         "index_topk": 5,

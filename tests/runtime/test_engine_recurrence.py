@@ -32,6 +32,7 @@ from transformers.models.bailing_hybrid.configuration_bailing_hybrid import Bail
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 from transformers.models.hy_v4.configuration_hy_v4 import HYV4Config
 from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
+from transformers.models.mistral_large4.configuration_mistral_large4 import MistralLarge4Config
 from transformers.models.olmo_hybrid.configuration_olmo_hybrid import OlmoHybridConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
@@ -168,6 +169,18 @@ def glm5_next(**changes: Any) -> PretrainedConfig:
     sees = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
     sees |= {"out_hidden_size": 64, "projection_intermediate_size": 64}
     return Glm5NextConfig(text_config={**GLM5, **changes}, vision_config=sees)
+
+
+def mistral_large4(**changes: Any) -> PretrainedConfig:
+    """Only as a part of a model that also sees; every other layer rotates nothing."""
+    sees = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32}
+    sees |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
+    sizes = {**tiny.SIZES, "num_key_value_heads": 4}
+    sizes |= {"num_hidden_layers": 4, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "v_head_dim": 24}
+    sizes |= {"qk_nope_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 3}
+    sizes |= {"moe_intermediate_size": 48, "no_rope_layers": [1, 0] * 2, "pad_token_id": None}
+    sizes |= CHOOSING
+    return MistralLarge4Config(text_config={**sizes, **changes}, vision_config=sees)
 
 
 def nemotron(pattern: str, **changes: Any) -> PretrainedConfig:
@@ -343,6 +356,18 @@ CONFIGS |= {
         **CHOOSING,
     ),
     "hy 4, shared choices": deepseek(HYV4Config, num_hidden_layers=4, swiglu_limit=0.5, **CHOOSING),
+    "mistral large 4": mistral_large4(),
+    "mistral large 4, shared choices": mistral_large4(
+        num_hidden_layers=5,
+        no_rope_layers=None,
+        indexer_types=["full", "shared", "shared", "full", "shared"],
+        mlp_layer_types=["sparse", "dense", "sparse", "sparse", "dense"],
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        final_logit_softcapping=2.0,
+        n_shared_experts=2,
+    ),
     "glm 5.3": glm5_next(),
     "glm 5.3, unbounded": glm5_next(
         layer_types=["linear_attention", "indexed_attention", "linear_attention"],
@@ -370,8 +395,14 @@ UNCOUNTED = {name for name in CONFIGS if name.startswith(("bamba", "falcon h1"))
 """transformers counts their positions from 0 at every step."""
 
 
-UNREAD = re.compile(r"language_model.*\.indexer\.|\.visual\.")
+UNREAD = re.compile(r"\.visual\.|vision_tower|multi_modal_projector")
 """Parts of models that see whose layers nobody asks for."""
+
+
+def is_read(name: str, parameter: str) -> bool:
+    """Of a model of that name; the indexers of some are left out."""
+    is_indexer = name.startswith("glm 5.3") and ".indexer." in parameter
+    return not is_indexer and not UNREAD.search(parameter)
 
 
 def without_attention(options: dict[str, Any]) -> dict[str, Any]:
@@ -381,7 +412,10 @@ def without_attention(options: dict[str, Any]) -> dict[str, Any]:
 
 def without_pages(name: str) -> bool:
     """Whether what a model of this name keeps of longer rows is a state alone."""
-    return name.startswith(("deepseek", "hy")) or name in ("glm 5", "glm 5, shared choices")
+    return name.startswith(("deepseek", "hy", "mistral")) or name in (
+        "glm 5",
+        "glm 5, shared choices",
+    )
 
 
 def is_kept(buffer: str) -> bool:
@@ -394,7 +428,7 @@ def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
     options = without_attention(options) if without_pages(name) else options
     named = model.named_parameters()
-    parameters = sum(own.numel() for name, own in named if not UNREAD.search(name))
+    parameters = sum(own.numel() for own_name, own in named if is_read(name, own_name))
     parameters += sum(own.numel() for name, own in model.named_buffers() if is_kept(name))
     assert count_parameters(read_config(tmp_path).complete) == parameters
     prompts = tiny.prompts(4, 40)
@@ -760,10 +794,13 @@ def without_indexer(directory: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def test_rows_that_attend_all_their_keys_need_no_indexer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "count"), [("deepseek v3.2", 15), ("mistral large 4", 36)])
+def test_rows_that_attend_all_their_keys_need_no_indexer(
+    name: str, count: int, tmp_path: Path
+) -> None:
     """These have pages of keys, and what chooses of them is not read; longer ones are refused where
     it is not there."""
-    model = tiny.make_model(tmp_path, config=CONFIGS["deepseek v3.2"])
+    model = tiny.make_model(tmp_path, config=CONFIGS[name])
     without_indexer(tmp_path)
     prompts = [prompt[:5] for prompt in tiny.prompts(4, 40)]
     answers = tiny.tokens(tiny.reference(model, prompts, 4))
@@ -772,11 +809,42 @@ def test_rows_that_attend_all_their_keys_need_no_indexer(tmp_path: Path) -> None
         assert tiny.run(built, prompts, 4) == answers
     with (
         pytest.raises(
-            ModelError, match=r"lacks 15 weights that choose .*layers\.0\.attention\.index"
+            ModelError,
+            match=rf"lacks {count} weights that choose .*layers\.0\.attention\.index",
         ),
         tiny.engine(tmp_path, prompts, 5, **tiny.ON_SIM),
     ):
         pass
+
+
+GAINS = "lerope.alpha"
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        (torch.zeros(3), "3 of 4 frequencies have gains"),
+        (torch.tensor([0.0, 200.0, 0.0, 0.0]), "gains is inf, it must be from"),
+        (torch.full((4,), torch.nan), "gains is nan, it must be from"),
+    ],
+    ids=["few", "large", "none"],
+)
+def test_frequencies_that_cannot_have_been_learnt(
+    gains: torch.Tensor, said: str, tmp_path: Path
+) -> None:
+    tiny.make_model(tmp_path, config=CONFIGS["mistral large 4"])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    config = read_config(tmp_path)
+    save_file({**tensors, GAINS: tensors[GAINS].bfloat16()}, path, metadata={"format": "pt"})
+    rounded = read_config(tmp_path).rotations[0].gains
+    assert rounded == pytest.approx(config.rotations[0].gains, rel=4e-3) and len(set(rounded)) == 4
+    save_file({**tensors, GAINS: gains}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=said):
+        read_config(tmp_path)
+    del tensors[GAINS]
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert not read_config(tmp_path).rotations[0].gains
 
 
 @pytest.mark.parametrize("name", ["deepseek v4, chosen keys", "deepseek v3.2"])

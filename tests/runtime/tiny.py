@@ -96,6 +96,8 @@ def make_model(
                 buffer.normal_(std=0.3)
             if "tid2eid" in name:
                 buffer.random_(0, model.config.n_routed_experts)
+            if name.endswith("rotary_emb.alpha"):
+                buffer.normal_(std=0.3)
             if "layer_scalar" in name:
                 buffer.normal_(mean=1.0, std=0.3)
     model = model.to(dtype)
@@ -240,12 +242,14 @@ def tokens(answers: Sequence[Answer]) -> list[list[int]]:
 def _answer(
     model: PreTrainedModel, prompt: Sequence[int], steps: int, with_positions: bool
 ) -> Answer:
-    # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one.
+    # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one, with what
+    # was learnt.
     config = model.config.get_text_config()
     for module in model.modules():
         own = getattr(module, "rotary_emb", None)
         if own is not None and "Vision" not in type(own).__name__:
             module.rotary_emb = type(own)(config=getattr(own, "config", config))
+            module.rotary_emb.load_state_dict(own.state_dict())
     cache, pending, token_ids, rows = None, list(prompt), [], []
     for _ in range(steps):
         end = len(prompt) + len(token_ids)

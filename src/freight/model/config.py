@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError, reason_of
+from freight.model.beside_config import as_files_say, quantised_beside
 from freight.model.contradictions import contradictions
 from freight.model.families import (
     ACTIVATIONS,
@@ -28,7 +28,6 @@ from freight.model.families import (
 from freight.model.heads import OtherHeads, Sharing
 from freight.model.kept_config import read_index, read_kept
 from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
-from freight.model.own_head import has_own_head
 from freight.model.packing import read_packing
 from freight.model.query_growth import read_growth
 from freight.model.raw_config import RawConfig
@@ -115,24 +114,8 @@ def read_config(model_dir: Path) -> ModelConfig:
         raise refusal(asked, [f"its config.json is not JSON ({error})"]) from error
     if not isinstance(raw, dict):
         raise refusal(asked, ["its config.json holds no JSON object"])
-    config = parse_config({**_quantised_beside(path), **raw}, str(path))
-    is_tied = config.tied_embeddings
-    if is_tied and has_own_head(path.parent, FAMILIES[config.family].tensors):
-        return replace(config, tied_embeddings=False)
-    return config
-
-
-def _quantised_beside(path: Path) -> dict[str, Any]:
-    """What a file of NVIDIA's Model Optimizer beside config.json says of how weights are kept:
-    older versions say it nowhere else."""
-    try:
-        said = json.loads(path.with_name("hf_quant_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    own = said.get("quantization") if isinstance(said, dict) else None
-    if not isinstance(own, dict) or not own.get("quant_algo"):
-        return {}
-    return {"quantization_config": {"quant_method": "modelopt", **own}}
+    config = parse_config({**quantised_beside(path), **raw}, str(path))
+    return as_files_say(config, FAMILIES[config.family], path.parent)
 
 
 def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelConfig:
@@ -378,6 +361,7 @@ def _read_latent(config: RawConfig, keys: Mapping[str, Key]) -> Latent | None:
         query_rank=config.count(keys["query_rank"]),
         eps=config.number(keys["latent_eps"]) or 0.0,
         index=read_index(config, keys),
+        alone_unturned=config.flag(keys["latent_alone_unturned"]),
     )
 
 

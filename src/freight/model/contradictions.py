@@ -258,13 +258,13 @@ def _latent_problems(config: ModelConfig) -> list[str]:
         stated = len(latent.index.shared)
         if stated not in (0, config.num_layers):
             problems.append(f"{stated} of {config.num_layers} layers say who chooses their keys")
-        if latent.query_rank is None:
+        if latent.query_rank is None and not latent.index.of_stream:
             problems.append("what chooses keys takes queries of fewer numbers, and there are none")
     if not latent.eps > 0:
         problems.append(f"norms of latents have an epsilon of {latent.eps}")
     turned = {None if rope is None else rope.rotary_dim for rope in config.ropes}
     width = config.head_dim - latent.rank
-    if config.num_kv_heads != 1 or width < 0 or turned not in ({width}, {None}):
+    if config.num_kv_heads != 1 or width < 0 or not turned <= {width, None}:
         problems.append("keys of latents are not one head of a latent and what is rotated")
     if config.fused_qkv or config.qk_norm != "none":
         problems.append("latent attention has projections and norms of its own")

@@ -167,7 +167,7 @@ class _Builder(Projections):
         if c.latent is None:
             steps += self.queries_keys_values(prefix, x, layer)
         else:
-            steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
+            steps += self.latent_queries_keys(prefix, x, c.latent, layer)
         num_heads, (num_kv_heads, width) = c.query_heads(layer), c.heads(layer)
         names: Mapping[str, Any] = {own: own for own in "qkv"}
         if not c.keeping[layer]:
@@ -201,7 +201,9 @@ class _Builder(Projections):
         attended, dims = "attended", of_heads + of_width
         if c.latent is not None:
             attended, dims = "values", "NU"
-            steps += [ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))]
+            steps += [
+                ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent, layer))
+            ]
         if c.slope_span is not None:
             attended = "values"
             steps.append(Narrow(x="attended", out=attended, num_heads=c.num_heads))
@@ -239,9 +241,11 @@ class _Builder(Projections):
         assert c.latent is not None
         steps, x = self.entered(layer, "attention")
         sinks = self.vector(f"{prefix}.sinks", "N") if c.has_sinks(layer) else None
-        steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
+        steps += self.latent_queries_keys(prefix, x, c.latent, layer)
         steps += chosen_latents(self, own, layer, prefix, x, sinks)
-        steps.append(ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent)))
+        steps.append(
+            ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent, layer))
+        )
         if c.gates_attention:
             steps.append(Weigh(x="values", y="gates", function=c.gate_function))
         last = self.project(f"{prefix}.out", "values", "update", ("D", "NU"), c.out_bias)

@@ -61,6 +61,7 @@ def read_index(config: RawConfig, keys: Mapping[str, Key]) -> Index | None:
         num_chosen=chosen,
         pairs=config.flag(keys["index_pairs"]),
         turns_last=config.flag(keys["index_turns_last"]),
+        of_stream=config.flag(keys["index_of_stream"]),
         eps=config.number(keys["index_eps"]) or 0.0,
         shared=_shared(config),
     )

@@ -15,6 +15,7 @@ from freight.model.kept_steps import (
 )
 from freight.model.layer_kinds import CHOSEN, CompressedKeys, Index, KeptLatents
 from freight.model.programme import Level, Norm, Project, Rotate, Step
+from freight.model.projections import Projections
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
@@ -122,7 +123,7 @@ def _index_queries(
 
 
 def chosen_latents(
-    parts: Parts, own: KeptLatents, layer: int, prefix: str, x: str, sinks: Weight | None
+    parts: Projections, own: KeptLatents, layer: int, prefix: str, x: str, sinks: Weight | None
 ) -> list[Step]:
     """Attention of queries ``q`` over keys ``k``, which an indexer chooses, or has for a layer
     before."""
@@ -145,15 +146,23 @@ def chosen_latents(
 
 
 def _choice(
-    parts: Parts, index: Index, layer: int, prefix: str, x: str
+    parts: Projections, index: Index, layer: int, prefix: str, x: str
 ) -> tuple[list[Step], ChooseKeys]:
-    """It takes queries of the narrow ones, and keys of what the layer works on."""
-    weight, bias = (parts.vector(f"{prefix}.index_k_{name}", "t") for name in ("norm", "norm_bias"))
+    """It takes queries of the narrow ones, or of what the layer works on as it takes keys."""
+
+    def norm(name: str, source: str, out: str, dim: str) -> Norm:
+        own = (parts.vector(f"{prefix}.{name}_{part}", dim) for part in ("norm", "norm_bias"))
+        weight, bias = own
+        return Norm(x=source, out=out, kind="layer", weight=weight, bias=bias, eps=index.eps)
+
+    source, dim = ("levelled", "D") if index.of_stream else ("narrow", "Q")
     steps: list[Step] = [
-        parts.project(f"{prefix}.index_q", "narrow", "index_q", ("lt", "Q")),
+        *([norm("index_q", x, source, dim)] * index.of_stream),
+        parts.project(f"{prefix}.index_q", source, "index_q", ("lt", dim)),
+        *parts.grown(prefix, "index_q", index.num_heads),
         parts.project(f"{prefix}.index_k", x, "index_k", ("t", "D")),
         parts.project(f"{prefix}.index_weights", x, "index_weights", ("l", "D")),
-        Norm(x="index_k", out="index_k", kind="layer", weight=weight, bias=bias, eps=index.eps),
+        norm("index_k", "index_k", "index_k", "t"),
     ]
     if (rope := parts.config.ropes[layer]) is not None:
         first = index.width - rope.rotary_dim if index.turns_last else 0

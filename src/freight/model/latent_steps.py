@@ -35,10 +35,11 @@ class SplitLatent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinLatent:
-    """k [T, R + C] = turned and x, side by side; v = zeros and x"""
+    """k [T, R + C] = turned and x, side by side; v = zeros and x. Zeros also where nothing is
+    turned."""
 
     x: str
-    turned: str
+    turned: str | None
     k: str
     v: str
     latent_width: int
@@ -48,7 +49,7 @@ class JoinLatent:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbsorbKeys:
     """out [T, N, R + C] = of each head's query in x [T, N, P + R] the last R, and the first P times
-    the head's rows for keys"""
+    the head's rows for keys; zeros in place of R where a query has no more than P"""
 
     x: str
     out: str
@@ -88,13 +89,15 @@ def latent_elements(step: object) -> int:
 def latent_sizes(
     head_dim: int, rank: int, key_width: int, value_width: int, query_rank: int | None
 ) -> dict[str, int]:
-    """Dims by their letters, of heads whose keys are a latent and what is turned."""
+    """Dims by their letters, of heads whose keys are a latent and what is turned: "f" is "B" of
+    layers that turn nothing and whose latents are alone."""
     turned = head_dim - rank
     return {
         "C": rank,
         "A": rank + turned,
         "W": key_width + turned,
         "B": key_width + value_width,
+        "f": key_width + turned + value_width,
         "U": value_width,
         "Q": query_rank or 0,
     }

@@ -19,7 +19,10 @@ def split_latent(step: SplitLatent, frame: Frame) -> None:
 def join_latent(step: JoinLatent, frame: Frame) -> None:
     latent, border = frame.values[step.x], step.turned_width
     k, v = (frame.new(name, latent, border + step.latent_width) for name in (step.k, step.v))
-    k[:, :border].copy_(frame.values[step.turned])
+    if step.turned is None:
+        k[:, :border].zero_()
+    else:
+        k[:, :border].copy_(frame.values[step.turned])
     v[:, :border].zero_()
     for out in (k, v):
         out[:, border:].copy_(latent)
@@ -30,7 +33,11 @@ def absorb_keys(step: AbsorbKeys, frame: Frame) -> None:
     rank = step.weight.num_columns
     out = frame.new(step.out, x, heads * (border + rank)).view(len(x), heads, -1)
     queries = x.view(len(x), heads, -1)
-    out[..., :border].copy_(queries[..., step.key_width :])
+    turned = queries[..., step.key_width :]
+    if turned.shape[2]:
+        out[..., :border].copy_(turned)
+    else:
+        out[..., :border].zero_()
     with frame.workspace.frame():
         rows = frame.plain(step.weight, x.dtype).view(heads, -1, rank)[:, : step.key_width]
         own = frame.workspace.take(heads, len(x), step.key_width, dtype=x.dtype)

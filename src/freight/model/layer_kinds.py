@@ -81,14 +81,16 @@ class Index:
     """What chooses ``num_chosen`` of a row's keys for each query: by ``num_heads`` heads of so many
     numbers, and keys of its own, whose norm has the epsilon ``eps``. ``pairs`` says whether
     neighbours of these are rotated, ``turns_last`` whether their last ones are, not the first.
-    Layers that are ``shared`` choose nothing: they attend what the one before has chosen; no layer
-    is where nothing is said of them."""
+    With ``of_stream`` its queries are made of what the layer works on, by a norm of their own, and
+    not of the narrow ones. Layers that are ``shared`` choose nothing: they attend what the one
+    before has chosen; no layer is where nothing is said of them."""
 
     num_heads: int
     width: int
     num_chosen: int
     pairs: bool = True
     turns_last: bool = False
+    of_stream: bool = False
     eps: float = 1e-6
     shared: tuple[bool, ...] = ()
 
@@ -116,7 +118,9 @@ class Latent:
     that is rotated, where any is (DeepSeek-V2). Of a query ``key_width`` numbers meet what that
     becomes for a head, whose values have ``value_width``; queries are made of ``query_rank``
     numbers, where there is such a rank. Norms of both have the epsilon ``eps``. An ``index``
-    chooses of a row's keys where it has more than that chooses."""
+    chooses of a row's keys where it has more than that chooses. With ``alone_unturned`` layers that
+    rotate nothing have no key beside the latent, which all of a query's numbers meet: there are
+    zeros in its place."""
 
     rank: int
     key_width: int
@@ -124,6 +128,7 @@ class Latent:
     query_rank: int | None
     eps: float = 1e-6
     index: Index | None = None
+    alone_unturned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

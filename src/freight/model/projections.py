@@ -10,7 +10,6 @@ from freight.model.latent_steps import AbsorbKeys, JoinLatent, SplitLatent
 from freight.model.layer_kinds import Latent
 from freight.model.programme import Clip, Grow, GrowHeads, Level, Rotate, Split, Step
 from freight.model.recurrent_steps import Deal, Dealt, deal_blocks
-from freight.model.rope_config import RopeConfig
 
 __all__ = ["Projections"]
 
@@ -91,10 +90,8 @@ class Projections(Parts):
             steps.append(Level(x="v", num_heads=num_kv_heads, eps=c.norm_eps))
         return steps
 
-    def latent_queries_keys(
-        self, prefix: str, x: str, latent: Latent, rope: RopeConfig | None
-    ) -> list[Step]:
-        c = self.config
+    def latent_queries_keys(self, prefix: str, x: str, latent: Latent, layer: int) -> list[Step]:
+        c, rope = self.config, self.config.ropes[layer]
         turned = (("q", c.num_heads), ("turned", 1))
         turns = [] if rope is None else [Rotate(x=y, num_heads=n, rope=rope) for y, n in turned]
         widths = {"latent_width": latent.rank, "turned_width": c.head_dim - latent.rank}
@@ -105,18 +102,26 @@ class Projections(Parts):
             steps.append(self.project(name, x, "narrow", ("Q", "D"), c.qkv_bias))
             steps.append(self.latent_norm(f"{name}_norm", "narrow", "Q"))
             source, dims = "narrow", "Q"
+        is_alone = self._is_alone(layer)
+        kept, rows = ("latent", "C") if is_alone else ("kept", "A")
+        split = SplitLatent(x="kept", latent="latent", turned="turned", **widths)
         return [
             *steps,
             self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
-            AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
+            AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent, layer)),
             *([self.project(f"{prefix}.gates", x, "gates", (gates, "D"))] * c.gates_attention),
-            self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
-            SplitLatent(x="kept", latent="latent", turned="turned", **widths),
+            self.project(f"{prefix}.kv_down", x, kept, (rows, "D"), c.qkv_bias),
+            *([] if is_alone else [split]),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
             *turns,
             *self.grown(prefix, "q", c.num_heads),
-            JoinLatent(x="latent", turned="turned", k="k", v="v", **widths),
+            JoinLatent(x="latent", turned=None if is_alone else "turned", k="k", v="v", **widths),
         ]
+
+    def _is_alone(self, layer: int) -> bool:
+        """Whether the layer's latents have no key beside them."""
+        latent = self.config.latent
+        return latent is not None and latent.alone_unturned and self.config.ropes[layer] is None
 
     def grown(self, prefix: str, name: str, num_heads: int) -> list[Step]:
         """Queries by their position."""
@@ -129,12 +134,13 @@ class Projections(Parts):
         rate, bias = (self.vector(own, "N" if name == "q" else "l") for own in names)
         return [GrowHeads(x=name, num_heads=num_heads, rate=rate, bias=bias)]
 
-    def of_heads(self, prefix: str, latent: Latent) -> dict[str, Any]:
+    def of_heads(self, prefix: str, latent: Latent, layer: int) -> dict[str, Any]:
         """What makes keys and values of a latent."""
+        turned, is_alone = self.config.head_dim - latent.rank, self._is_alone(layer)
         return {
-            "weight": self.matrix(f"{prefix}.kv_up", "NB", "C"),
+            "weight": self.matrix(f"{prefix}.kv_up", "Nf" if is_alone else "NB", "C"),
             "num_heads": self.config.num_heads,
-            "key_width": latent.key_width,
+            "key_width": latent.key_width + turned * is_alone,
             "value_width": latent.value_width,
-            "turned_width": self.config.head_dim - latent.rank,
+            "turned_width": turned,
         }

@@ -31,7 +31,8 @@ def inverse_frequencies(
 
     ``seq_len`` is the length of the sequence that is rotated, ``max_positions`` the model's limit.
     """
-    return _KINDS[rope.kind](rope, seq_len, max_positions)
+    frequencies, scale = _KINDS[rope.kind](rope, seq_len, max_positions)
+    return (frequencies * torch.tensor(rope.gains) if rope.gains else frequencies), scale
 
 
 def is_same_up_to(rope: RopeConfig, seq_len: int, max_positions: int) -> bool:

@@ -49,7 +49,8 @@ class RopeConfig:
     Fields that a kind does not use are None or empty. ``original_max_positions`` is the length of
     the pre-training, for the kinds that extend it. ``pairs``: neighbours are rotated together, and
     not an element of the first half with one of the second. Of proportional ones a ``share`` of the
-    frequencies turns, the fastest of those of the whole head.
+    frequencies turns, the fastest of those of the whole head. ``gains`` multiply the frequencies,
+    where weights say so.
     """
 
     rotary_dim: int
@@ -69,6 +70,7 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     share: float = 1.0
+    gains: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         problems = _contradictions(self)
@@ -114,13 +116,15 @@ def _contradictions(rope: RopeConfig) -> list[str]:
             for name in ("short_factor", "long_factor")
             if len(getattr(rope, name)) != rope.rotary_dim // 2
         ]
+    if len(rope.gains) not in (0, rope.rotary_dim // 2):
+        problems.append(f"{len(rope.gains)} of {rope.rotary_dim // 2} frequencies have gains")
     return problems
 
 
 def _given(rope: RopeConfig) -> list[tuple[str, float]]:
     """Each number that stretches or scales, by its name."""
     single = [(name, getattr(rope, name)) for name in (*_NUMBERS, *_NUMBERS_TOO)]
-    by_wave = [(name, value) for name in _FACTORS for value in getattr(rope, name)]
+    by_wave = [(name, value) for name in (*_FACTORS, "gains") for value in getattr(rope, name)]
     return [(name, value) for name, value in (*single, *by_wave) if value is not None]
 
 

@@ -218,7 +218,7 @@ def _read_values(step: Step) -> tuple[str, ...]:
     if isinstance(step, Embed | Attend):
         return ()
     if isinstance(step, JoinLatent):
-        return step.x, step.turned
+        return (step.x,) if step.turned is None else (step.x, step.turned)
     if isinstance(step, Expand):
         return step.x, step.y, step.shares
     if isinstance(step, AttendKept):

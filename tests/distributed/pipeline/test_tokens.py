@@ -227,6 +227,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     # What keys were chosen goes on with the stream, or with several.
     "glm 5, shared choices": CONFIGS["glm 5, shared choices"],
     "hy 4, shared choices": CONFIGS["hy 4, shared choices"],
+    # Stages whose layers rotate all, some or none.
+    "mistral large 4": CONFIGS["mistral large 4"],
     "glm 5.3": CONFIGS["glm 5.3"],
     # Routers that go by tokens, which another stage looks up.
     "deepseek v4": CONFIGS["deepseek v4, windows"],

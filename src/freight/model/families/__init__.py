@@ -58,6 +58,7 @@ from freight.model.families.minicpm import MINICPM, MINICPM3
 from freight.model.families.minimax import MINIMAX_M2, MINIMAX_M3, MINIMAX_M3_TEXT
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.mistral4 import MISTRAL4
+from freight.model.families.mistral_large4 import MISTRAL_LARGE4
 from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
 from freight.model.families.nemotron_h import NEMOTRON_H
 from freight.model.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
@@ -109,6 +110,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama4": LLAMA4,
     "mistral": MISTRAL,
     "mistral4": MISTRAL4,
+    "mistral_large4": MISTRAL_LARGE4,
     "mixtral": MIXTRAL,
     "mimo_v2_flash": MIMO_V2_FLASH,
     "minimax_m2": MINIMAX_M2,

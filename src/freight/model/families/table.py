@@ -145,6 +145,7 @@ class Family:
     In names ``{i}`` stands for the layer, ``{e}`` for the expert. ``model_types`` serve
     configurations that state no architecture. ``demands``: values without which the model is
     another one than this table describes. ``prepare`` spells out what a config.json only implies.
+    ``rope_exponents`` names a tensor whose exponentials multiply the frequencies of rotation.
     """
 
     architectures: tuple[str, ...]
@@ -153,6 +154,7 @@ class Family:
     tensors: Mapping[str, Place]
     demands: Mapping[str, Scalar] = field(default_factory=dict)
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
+    rope_exponents: str | None = None
 
 
 def required(name: str) -> Key:
@@ -341,6 +343,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "growth_span": fixed(None),
     "growth_learnt": fixed(False),
     "index_turns_last": fixed(False),
+    "index_of_stream": fixed(False),
+    "latent_alone_unturned": fixed(False),
     "index_eps": fixed(1e-6),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""
