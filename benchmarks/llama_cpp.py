@@ -2,9 +2,10 @@
 
     python benchmarks/llama_cpp.py --shape 128:16 --rows 64 --types bf16,f16,f32 [--turns 3]
 
-The program is looked for on the PATH. Both have random weights of one Llama configuration;
-llama.cpp has them in a GGUF file of each of the types (needs ``pip install gguf``), kept for the
-next time. The first turn tries all types: later turns run the fastest alone. What follows ``--``
+The program is looked for on the PATH. Both have random weights of one configuration of a Llama, or
+of a Qwen3 with experts; llama.cpp has them in a GGUF file of each of the types (needs
+``pip install gguf``), kept for the next time. The first turn tries all types: later turns run the
+fastest alone. With ``--same-file`` Freight reads that of the first type, too. What follows ``--``
 goes to ``freight bench offload``.
 """
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--types", default="bf16,f16,f32", help="of llama.cpp's weights")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--same-file", action="store_true", help="one GGUF file for both")
     parser.add_argument("--work-dir", type=Path, default=Path("freight-bench"))
     parser.add_argument("own", nargs="*", help="flags of freight bench offload, after --")
     arguments = parser.parse_args()
@@ -49,6 +51,8 @@ def main() -> None:
     arguments.work_dir.mkdir(parents=True, exist_ok=True)
     config = read_config(arguments.model)
     files = {name: provide(config, name, arguments.work_dir) for name in arguments.types.split(",")}
+    if arguments.same_file:
+        arguments.model = next(iter(files.values()))
     peers: dict[str, list[dict[str, float]]] = {name: [] for name in files}
     own: list[dict[str, Any]] = []
 
@@ -66,12 +70,15 @@ def provide(config: ModelConfig, type_name: str, directory: Path) -> Path:
     """A GGUF file with random weights of the configuration."""
     import gguf
 
-    size = f"{config.num_layers}-{config.hidden_size}-{config.intermediate_size}"
-    path = directory / f"llama-{size}-{config.vocab_size}-{type_name}.gguf"
+    own = config.experts
+    kind_of_model = "llama" if own is None else "qwen3moe"
+    inner = config.intermediate_size if own is None else own.intermediate_size
+    size = f"{config.num_layers}-{config.hidden_size}-{inner}"
+    path = directory / f"{kind_of_model}-{size}-{config.vocab_size}-{type_name}.gguf"
     if path.exists():
         return path
     written = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(written, "llama", use_temp_file=True)
+    writer = gguf.GGUFWriter(written, kind_of_model, use_temp_file=True)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
@@ -80,6 +87,12 @@ def provide(config: ModelConfig, type_name: str, directory: Path) -> Path:
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_rope_dimension_count(config.head_dim)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    if own is not None:
+        writer.add_expert_count(own.num_experts)
+        writer.add_expert_used_count(own.per_token)
+        writer.add_expert_feed_forward_length(own.intermediate_size)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")
     draw = np.random.default_rng(0)
@@ -88,8 +101,10 @@ def provide(config: ModelConfig, type_name: str, directory: Path) -> Path:
         if len(shape) == 1:
             writer.add_tensor(name, np.ones(shape, np.float32))
         else:
+            # What routes stays as it is, as llama.cpp leaves it.
+            own_kind = gguf.GGMLQuantizationType.F32 if "gate_inp" in name else kind
             values = draw.standard_normal(shape, np.float32) * np.float32(0.02)
-            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(name, gguf.quantize(values, own_kind), raw_dtype=own_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -98,7 +113,8 @@ def provide(config: ModelConfig, type_name: str, directory: Path) -> Path:
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors of llama.cpp's plain Llama: gains, and matrices as rows by columns."""
+    """Tensors of llama.cpp's plain Llama, or of its Qwen3 with experts: gains, and matrices as rows
+    by columns."""
     width, inner = config.hidden_size, config.intermediate_size
     heads, groups = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
     layer = {
@@ -108,10 +124,19 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "attn_v": (groups, width),
         "attn_output": (width, heads),
         "ffn_norm": (width,),
-        "ffn_gate": (inner, width),
-        "ffn_up": (inner, width),
-        "ffn_down": (width, inner),
     }
+    if (own := config.experts) is None:
+        layer |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    else:
+        count, inner = own.num_experts, own.intermediate_size
+        layer |= {
+            "attn_q_norm": (config.head_dim,),
+            "attn_k_norm": (config.head_dim,),
+            "ffn_gate_inp": (count, width),
+            "ffn_gate_exps": (count, inner, width),
+            "ffn_up_exps": (count, inner, width),
+            "ffn_down_exps": (count, width, inner),
+        }
     ends = {
         "token_embd": (config.vocab_size, width),
         "output_norm": (width,),

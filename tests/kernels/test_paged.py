@@ -50,6 +50,7 @@ class Case:
     share: float
     seed: int
     num_new: tuple[int, ...] = ()
+    keys_alone: bool = False
 
     @property
     def totals(self) -> list[int]:
@@ -78,6 +79,7 @@ cases = st.builds(
     softcap=st.sampled_from([None, None, 2.0]),
     share=st.sampled_from([1.0, 1.0, 0.1, 0.5]),
     seed=st.integers(0, 1000),
+    keys_alone=st.booleans(),
 )
 
 
@@ -108,6 +110,7 @@ class Run:
             (torch.randn(total, kv_heads, width, generator=generator) * 2).to(case.dtype)
             for _ in range(2)
         )
+        self.v = self.k if case.keys_alone else self.v
         count = sum(case.counts)
         self.q = torch.randn(count, heads, width, generator=generator).to(case.dtype)
         counts = [-(-length // case.page_tokens) for length in case.totals]
@@ -227,11 +230,12 @@ def _empty_pages(case: Case, count: int) -> Pages:
             width=width,
             dtype=case.dtype,
             number_format=case.number_format,
+            keys_alone=case.keys_alone,
         )
 
     size = pages(torch.empty(0, 0, dtype=torch.uint8)).token_bytes * case.page_tokens
     # What no row has written is not a number.
-    num_bytes = 2 * kv_heads * size + case.padding
+    num_bytes = (2 - case.keys_alone) * kv_heads * size + case.padding
     return pages(torch.full((count, num_bytes), 255, dtype=torch.uint8))
 
 
@@ -374,7 +378,7 @@ def test_what_is_kept(case: Case) -> None:
     run.append()
     token_pages, token_places = run.places()
     heads = 2 * case.shape[1]
-    for place, x in enumerate((run.k, run.v)):
+    for place, x in enumerate((run.k, run.v)[: run.pages.num_parts]):
         kept = run.pages.rows[token_pages, place, :, token_places]
         if case.number_format is not None:
             codes = quantise(x.reshape(-1, x.shape[-1]), case.number_format)

@@ -41,6 +41,7 @@ class Case:
     seed: int
     scale: float | None = None
     softcap: float | None = None
+    keys_alone: bool = False
 
     @property
     def step(self) -> Attend:
@@ -48,7 +49,7 @@ class Case:
         return Attend(
             q="q",
             k="k",
-            v="v",
+            v="k" if self.keys_alone else "v",
             out="out",
             num_heads=heads,
             num_kv_heads=kv_heads,
@@ -81,6 +82,7 @@ cases = st.builds(
     shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 5), (2, 2, 16), (6, 2, 24)]),
     window=st.sampled_from([None, None, 1, 3, 9]),
     seed=st.integers(0, 1000),
+    keys_alone=st.booleans(),
 )
 capped = st.builds(
     replace,
@@ -94,6 +96,7 @@ decodes = st.builds(
     shape=st.sampled_from([(4, 2, 8), (6, 1, 5), (4, 4, 16), (5, 1, 32), (14, 2, 48), (3, 1, 80)]),
     window=st.sampled_from([None, 5]),
     seed=st.integers(0, 1000),
+    keys_alone=st.booleans(),
 )
 
 
@@ -120,11 +123,13 @@ class Run:
             [torch.randn(s.total_len, kv_heads, width, generator=generator) for s in self.spans]
             for _ in range(2)
         )
+        self.v = self.k if case.keys_alone else self.v
         counts = [-(-span.total_len // PAGE) for span in self.spans]
         order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(shuffle))
         self.tables = [part.tolist() for part in order[: sum(counts)].split(counts)]
         # What no row has written is not a number: whoever looks at it is found out.
-        self.pool = torch.full((sum(counts) + 2, 2, kv_heads, PAGE, width), float("nan"))
+        shape = (sum(counts) + 2, 2 - case.keys_alone, kv_heads, PAGE, width)
+        self.pool = torch.full(shape, float("nan"))
         self.view = self.index(self.spans, self.tables)
         self._fill()
 
@@ -149,14 +154,19 @@ class Run:
         _, kv_heads, width = self.case.shape
         raw = self.pool.view(len(self.pool), -1).view(torch.uint8)
         return Pages(
-            raw=raw, num_heads=kv_heads, page_tokens=PAGE, width=width, dtype=self.pool.dtype
+            raw=raw,
+            num_heads=kv_heads,
+            page_tokens=PAGE,
+            width=width,
+            dtype=self.pool.dtype,
+            keys_alone=self.case.keys_alone,
         )
 
     def _fill(self) -> None:
         for span, table, k, v in zip(self.spans, self.tables, self.k, self.v, strict=True):
             for place in range(span.kv_len):
                 self.pool[table[place // PAGE], 0, :, place % PAGE] = k[place]
-                self.pool[table[place // PAGE], 1, :, place % PAGE] = v[place]
+                self.pool[table[place // PAGE], -1, :, place % PAGE] = v[place]
         new_k, new_v = (
             torch.cat([x[s.kv_len :] for s, x in zip(self.spans, xs, strict=True)])
             for xs in (self.k, self.v)

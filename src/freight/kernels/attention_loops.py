@@ -80,7 +80,7 @@ def _meet_pages(raw, halves, shape, pages, seen, after, are_values, room, own): 
     where these begin and how far apart."""
     vectors, first, count, numbers, begin, stride = own
     start, end = seen
-    position, offset = start, shape.num_heads if are_values else U(0)
+    position, offset = start, shape.to_values if are_values else U(0)
     while position < end:
         stretch = stretch_at(shape, pages, position, end, offset, after)
         place = begin + position - start
@@ -141,7 +141,7 @@ def _sum_chosen(raw, halves, shape, pages, start, chosen, count, room, sums, own
     for number in range(count):
         position = start + chosen[number]
         turn, place = position // shape.page_tokens, position % shape.page_tokens
-        at = head_at(shape, pages, turn, shape.num_heads) + place * shape.token_stride
+        at = head_at(shape, pages, turn, shape.to_values) + place * shape.token_stride
         rest = sums, own, U(1), weights, base + chosen[number], U(0)
         _meet_stretch(raw, halves, shape, (at, U(1), at), True, room, rest)
 
@@ -175,7 +175,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
         table, seen = pages[row, head], end - start
         keep = max(U(1), U(np.ceil(share * np.float64(seen))))
         rest = queries, own, count, scores, U(0), stride
-        after = head_at(shape, table, start // shape.page_tokens, shape.num_heads)
+        after = head_at(shape, table, start // shape.page_tokens, shape.to_values)
         _meet_pages(raw, halves, shape, table, (start, end), after, False, plain, rest)
         length = (seen + _WIDTH - U(1)) // _WIDTH * _WIDTH
         for query in range(count):

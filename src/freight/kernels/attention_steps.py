@@ -60,13 +60,15 @@ _LEAST_POWER = F(-200.0 if HAS_WIDE_REGISTERS else -127.0)
 
 class PageShape(NamedTuple):
     """How pages lie in a flat array. Strides count its elements: from page to page, from head to
-    head (values come after all keys), from token to token. ``width`` numbers of a head are kept,
-    ``padded`` are computed with. Of compressed ones: bits and group size, else 0."""
+    head, from token to token; a head's values are ``to_values`` heads behind its keys. ``width``
+    numbers of a head are kept, ``padded`` are computed with. Of compressed ones: bits and group
+    size, else 0."""
 
     page_stride: Any
     head_stride: Any
     token_stride: Any
     num_heads: Any
+    to_values: Any
     page_tokens: Any
     width: Any
     padded: Any
@@ -146,7 +148,7 @@ def _plain_codes(raw, halves, first, count, shape, plain, ahead):  # type: ignor
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def head_at(shape, pages, turn, offset):  # type: ignore[no-untyped-def]
-    """Where a head's keys begin in a row's page, or, with ``offset`` heads, its values."""
+    """Where a head's keys begin in a row's page, or what is ``offset`` heads behind them."""
     both = U(2) * shape.num_heads
     head = pages[turn] % both + offset
     return pages[turn] // both * shape.page_stride + head * shape.head_stride

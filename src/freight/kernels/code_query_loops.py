@@ -256,7 +256,7 @@ def _sum(raw, shape, table, seen, after, weights, room, factors, sums):  # type:
     for place in range(U(0), count * groups * _WIDTH, _WIDTH):
         store(middle, place, splat(F(0.0)))
     for position in range(begin, end, _WIDTH):
-        at, ahead = sixteen_at(shape, table, position, end, shape.num_heads, after, _AHEAD)
+        at, ahead = sixteen_at(shape, table, position, end, shape.to_values, after, _AHEAD)
         _fetch(raw, ahead, shape)
         lay_values(raw, at, shape, pairs)
         low, high = max(start, position) - position, min(end - position, _WIDTH)
@@ -312,7 +312,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
         seen = start // _WIDTH * _WIDTH, start, end
         for query in range(count):
             _total_groups(queries, (own + U(query)) * half, shape, totals, U(query) * groups)
-        after = head_at(shape, table, start // shape.page_tokens, shape.num_heads)
+        after = head_at(shape, table, start // shape.page_tokens, shape.to_values)
         numbers = queries, own * half, count, totals
         _score(raw, shape, table, seen, after, numbers, codes, factors, (scores, stride))
         for query in range(count):

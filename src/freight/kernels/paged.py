@@ -2,7 +2,7 @@
 
 Compiled loops on the CPU and Triton kernels on CUDA where they can be had, torch for the rest.
 Tokens are named by page and place in it, [page, head] rows by their number: page * 2 heads + head,
-values after all keys.
+values after all keys, also where these are their values and nothing is there.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def append_rows(
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> None:
-    """Keys and values k, v [T, K, H] into the pages, each token into its page and place there."""
-    rows = pages.rows
+    """Keys and values k, v [T, K, H] into the pages, each token into its page and place there; keys
+    alone where they are the values."""
+    rows, v = pages.rows, k if pages.keys_alone else v
     if pages.number_format is None:
         append_plain = kernels_of(pages.raw.device).append_plain
         if append_plain is not None and append_plain(pages, token_pages, token_places, k, v):
             return
-        rows[:, 0].transpose(1, 2)[token_pages, token_places] = k
-        rows[:, 1].transpose(1, 2)[token_pages, token_places] = v
+        for part, new in enumerate((k, v)[: pages.num_parts]):
+            rows[:, part].transpose(1, 2)[token_pages, token_places] = new
         return
     if (append := kernels_of(pages.raw.device).append) is not None:
         append(pages, token_pages, token_places, k, v)
@@ -66,7 +67,7 @@ def append_rows(
     if loops is not None:
         _append_compiled(loops, pages, token_pages, token_places, k, v)
         return
-    for place, new in enumerate((k, v)):
+    for place, new in enumerate((k, v)[: pages.num_parts]):
         codes = quantise(new.reshape(-1, pages.width), pages.number_format)
         target = rows[:, place].transpose(1, 2)
         target[token_pages, token_places] = codes.view(*new.shape[:2], -1)
@@ -85,7 +86,7 @@ def _append_compiled(
     raw, halves = _flat_bytes(pages)
     head_bytes = pages.page_tokens * pages.token_bytes
     places = token_pages * pages.raw.stride(0) + token_places * pages.token_bytes
-    for start, new in ((0, k), (pages.num_heads * head_bytes, v)):
+    for start, new in ((0, k), (pages.num_heads * head_bytes, v))[: pages.num_parts]:
         numbers = new.to(torch.float32, memory_format=torch.contiguous_format, copy=True).numpy()
         firsts = (places + start).numpy()
 
@@ -115,6 +116,9 @@ def gather_plain(pages: Pages, rows: torch.Tensor, out: torch.Tensor, raw: torch
     """out [n, tokens * H] = the plain numbers of n [page, head] rows; ``raw`` is scratch for them
     as they are kept, where they are compressed: uint8 [n, tokens, bytes]."""
     both, kept = 2 * pages.num_heads, pages.rows.flatten(1, 2)
+    if pages.keys_alone:
+        rows = rows // both * pages.num_heads + rows % pages.num_heads
+        both = pages.num_heads
     if pages.number_format is None and kept.is_contiguous():
         torch.index_select(kept.view(-1, out.shape[1]), 0, rows, out=out)
         return
@@ -343,6 +347,7 @@ def _flat_pages(loops: Loops, pages: Pages, padded: int) -> tuple[Any, Any, Any]
         pages.page_tokens * token_stride,
         token_stride,
         pages.num_heads,
+        pages.heads_to_values,
         pages.page_tokens,
         pages.width,
         padded,

@@ -1,7 +1,8 @@
 """Keys and values of one layer in pages: how they lie in memory.
 
-A page has the keys of all heads, then their values, those of a head in the order of its tokens:
-plain numbers, or integers in groups that lie within a head. What a page has beyond is unused.
+A page has the keys of all heads, then their values, unless these are the same; those of a head in
+the order of its tokens: plain numbers, or integers in groups that lie within a head. What a page
+has beyond is unused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["Pages"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pages:
     """``raw`` is uint8 [pages, bytes of a page]. ``dtype`` is what is computed with, and what is
-    kept where there is no ``number_format``."""
+    kept where there is no ``number_format``. With ``keys_alone`` they are the values, too."""
 
     raw: torch.Tensor
     num_heads: int
@@ -26,6 +27,17 @@ class Pages:
     width: int
     dtype: torch.dtype
     number_format: Grouped | None = None
+    keys_alone: bool = False
+
+    @property
+    def num_parts(self) -> int:
+        """Keys and values, or keys."""
+        return 1 if self.keys_alone else 2
+
+    @property
+    def heads_to_values(self) -> int:
+        """How many heads' keys lie between a head's keys and its values."""
+        return 0 if self.keys_alone else self.num_heads
 
     @property
     def token_bytes(self) -> int:
@@ -36,7 +48,8 @@ class Pages:
 
     @property
     def rows(self) -> torch.Tensor:
-        """[pages, 2, heads, tokens, numbers of a head], or bytes where they are compressed."""
-        used = self.raw[:, : 2 * self.num_heads * self.page_tokens * self.token_bytes]
+        """[pages, parts, heads, tokens, numbers of a head], or bytes where they are compressed."""
+        parts, heads = self.num_parts, self.num_heads
+        used = self.raw[:, : parts * heads * self.page_tokens * self.token_bytes]
         kept = used.view(self.dtype) if self.number_format is None else used
-        return kept.view(len(kept), 2, self.num_heads, self.page_tokens, -1)
+        return kept.view(len(kept), parts, heads, self.page_tokens, -1)

@@ -150,7 +150,7 @@ def _lay_out(raw, halves, shape, pages, begin, count, room):  # type: ignore[no-
         for pair in range(0, pairs, WIDTH):
             source, target = U(token) * pairs + U(pair), U(token) * pairs + U(pair) * _WIDTH
             transpose(room.words, source, pairs, room.keys, target)
-    make_block_plain(raw, halves, shape, pages, shape.num_heads, begin, count, _TWICE, room)
+    make_block_plain(raw, halves, shape, pages, shape.to_values, begin, count, _TWICE, room)
     apart = _PAIRS * _WIDTH
     for column in range(0, shape.padded, COLUMNS):
         for pair in range(whole // U(2)):

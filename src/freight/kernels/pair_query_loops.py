@@ -274,7 +274,7 @@ def _sum(raw, shape, places, begin, start, end, weights, plain, values, sums):  
     queries there are, how many fours of them, and whether they begin; else they are added to what
     is there. A token's values are as far from its keys as a page's are."""
     found, count, fours, is_first = sums
-    further = shape.num_heads * shape.head_stride
+    further = shape.to_values * shape.head_stride
     for some in range(begin, end, _TOKENS_AT_ONCE):
         for first in range(U(0), shape.width, _COLUMNS_AT_ONCE):
             tiles = min(_COLUMNS_AT_ONCE, shape.width - first) // _WIDTH
@@ -337,7 +337,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
     totals, tops = np.empty(2 * WIDTH, np.float32), np.empty(2 * WIDTH, np.float32)
     gains = np.empty(2 * WIDTH, np.float32)
     places = np.empty(_MOST_TOKENS // _WIDTH + _AHEAD, np.uintp)
-    further = shape.num_heads * shape.head_stride
+    further = shape.to_values * shape.head_stride
     configure()
     fours = (count + _FOUR - U(1)) // _FOUR if count <= U(FEW) else U(0)
     apart = _FOUR if fours else U(1)

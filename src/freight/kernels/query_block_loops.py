@@ -115,7 +115,7 @@ def _lay_out(raw, halves, shape, pages, begin, count, room):  # type: ignore[no-
             source = U(token) * padded + U(column)
             target = U(token) * padded + U(column) * _WIDTH
             transpose(room.plain, source, padded, room.keys, target)
-    make_block_plain(raw, halves, shape, pages, shape.num_heads, begin, count, _WIDTH, room)
+    make_block_plain(raw, halves, shape, pages, shape.to_values, begin, count, _WIDTH, room)
     for column in range(0, padded, WIDTH):
         for token in range(count):
             target = (U(column) // _WIDTH * U(KEYS) + U(token)) * _WIDTH

@@ -172,6 +172,8 @@ class _Builder(Projections):
         names: Mapping[str, Any] = {own: own for own in "qkv"}
         if not c.keeping[layer]:
             names = {"q": "q", "k": None, "v": None}
+        if c.keys_alone:
+            names = {"q": "q", "k": "k", "v": "k"}
         if c.slope_span is not None:
             names = WIDE
             steps += widened(c.num_heads, c.num_kv_heads, c.slope_span, c.attention_scale)

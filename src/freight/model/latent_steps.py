@@ -1,8 +1,9 @@
 """Steps of attention over latents (DeepSeek-V2, 2405.04434, section 2.1), as data.
 
 All heads share one key, whose first R columns are rotated and whose other C are the latent, which
-is their value, too. What would make keys and values of each head of it, one matrix [N (P + U), C]
-of P rows for keys and U for values of each head, is taken into queries and into what was attended.
+is their value, too: the whole key is attended as one, and what its first columns give is not used.
+What would make keys and values of each head of it, one matrix [N (P + U), C] of P rows for keys and
+U for values of each head, is taken into queries and into what was attended.
 """
 
 from __future__ import annotations
@@ -35,13 +36,11 @@ class SplitLatent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinLatent:
-    """k [T, R + C] = turned and x, side by side; v = zeros and x. Zeros also where nothing is
-    turned."""
+    """out [T, R + C] = turned and x, side by side; zeros and x where nothing is turned"""
 
     x: str
     turned: str | None
-    k: str
-    v: str
+    out: str
     latent_width: int
     turned_width: int
 

@@ -18,14 +18,12 @@ def split_latent(step: SplitLatent, frame: Frame) -> None:
 
 def join_latent(step: JoinLatent, frame: Frame) -> None:
     latent, border = frame.values[step.x], step.turned_width
-    k, v = (frame.new(name, latent, border + step.latent_width) for name in (step.k, step.v))
+    out = frame.new(step.out, latent, border + step.latent_width)
     if step.turned is None:
-        k[:, :border].zero_()
+        out[:, :border].zero_()
     else:
-        k[:, :border].copy_(frame.values[step.turned])
-    v[:, :border].zero_()
-    for out in (k, v):
-        out[:, border:].copy_(latent)
+        out[:, :border].copy_(frame.values[step.turned])
+    out[:, border:].copy_(latent)
 
 
 def absorb_keys(step: AbsorbKeys, frame: Frame) -> None:

@@ -115,7 +115,7 @@ class Projections(Parts):
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
             *turns,
             *self.grown(prefix, "q", c.num_heads),
-            JoinLatent(x="latent", turned=None if is_alone else "turned", k="k", v="v", **widths),
+            JoinLatent(x="latent", turned=None if is_alone else "turned", out="k", **widths),
         ]
 
     def _is_alone(self, layer: int) -> bool:

@@ -173,7 +173,7 @@ Step = (
 
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
-    makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues
+    makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | JoinLatent | ExpandValues
     if isinstance(step, Collapse):
         return (step.out,) if step.shares is None else (step.out, step.shares)
     if isinstance(step, makes_one | DeltaRule | Scan | SlopeStep | Spread | Average | KeptStep):
@@ -182,8 +182,6 @@ def changed_values(step: Step) -> tuple[str, ...]:
         return tuple(dict.fromkeys(part.out for part in step.parts))
     if isinstance(step, SplitLatent):
         return step.latent, step.turned
-    if isinstance(step, JoinLatent):
-        return step.k, step.v
     if isinstance(step, Split):
         return step.q, step.k, step.v
     return () if isinstance(step, Route) else (step.x,)

@@ -378,7 +378,18 @@ class ModelConfig:
     def kv_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in one layer, the largest where they differ: there
         is as much room in all."""
-        return 2 * bytes_per_element * max(own.num_kv * own.width for own in self.all_heads)
+        most = max(own.num_kv * own.width for own in self.all_heads)
+        return self.num_key_parts * bytes_per_element * most
+
+    @property
+    def keys_alone(self) -> bool:
+        """Whether keys are their values, too: latents are, beside what is rotated of them."""
+        return self.latent is not None
+
+    @property
+    def num_key_parts(self) -> int:
+        """Keys and values, or keys."""
+        return 1 if self.keys_alone else 2
 
     def kept_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
         """What these are kept as."""
@@ -391,7 +402,7 @@ class ModelConfig:
     def _kept_bytes(self, heads: Heads, bytes_per_element: int) -> int:
         own, width = self.kv_format, heads.width
         numbers = width * bytes_per_element if own is None else own.row_bytes(width)
-        return 2 * heads.num_kv * numbers
+        return self.num_key_parts * heads.num_kv * numbers
 
     def attended_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """One token's queries in one layer, or what was attended for them, the most of all."""

@@ -189,7 +189,7 @@ def _unit_bytes(
             columns |= {step.latent: step.latent_width, step.turned: step.turned_width}
         elif isinstance(step, JoinLatent):
             width = step.latent_width + step.turned_width
-            columns |= {step.k: width, step.v: width}
+            columns[step.out] = width
         elif isinstance(step, AbsorbKeys | ExpandValues):
             rank = step.weight.num_columns
             own_width = step.key_width if isinstance(step, AbsorbKeys) else step.value_width

@@ -305,7 +305,8 @@ class Terms:
             for tier in set(TIERS) - {self.near}:
                 seconds["compute"]["kv", tier] += again_s
         if self.near == "gpu":
-            keys = passed * config.kv_bytes_per_token_per_layer(size)
+            # What is a value, too, is met twice.
+            keys = passed * 2 / config.num_key_parts * config.kv_bytes_per_token_per_layer(size)
             is_plain = config.kv_format is None
             attended_s = self.machine.units["cpu"].attended_s(
                 keys * is_plain,

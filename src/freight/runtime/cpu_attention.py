@@ -137,20 +137,21 @@ class CPUAttention:
             width=heads.width,
             dtype=self._dtype,
             number_format=self._config.kv_format,
+            keys_alone=self._config.keys_alone,
         )
 
     def _of(
         self, buffer: torch.Tensor, layer: int, prepared: PreparedBatch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         count, (num_kv, width) = _rows(prepared).num_rows, self._config.heads(layer)
-        heads = (self._config.query_heads(layer), num_kv, num_kv)
+        heads = (self._config.query_heads(layer), *[num_kv] * self._config.num_key_parts)
         own = buffer[prepared.batch.index].view(self._dtype)
-        ends = [count * width * sum(heads[: place + 1]) for place in range(3)]
-        q, k, v = (
+        ends = [count * width * sum(heads[: place + 1]) for place in range(len(heads))]
+        found = [
             own[end - count * num * width : end].view(count, num, width)
             for end, num in zip(ends, heads, strict=True)
-        )
-        return q, k, v
+        ]
+        return found[0], found[1], found[-1]
 
 
 def _rows(prepared: PreparedBatch) -> DelegatedRows:

@@ -331,7 +331,8 @@ class _Case:
         ]
         kept, width = step.kv_format, step.head_dim
         size = width * dtype.itemsize if kept is None else kept.row_bytes(width)
-        page_bytes = 2 * step.num_kv_heads * _PAGE_TOKENS * size
+        keys_alone = step.k == step.v
+        page_bytes = (2 - keys_alone) * step.num_kv_heads * _PAGE_TOKENS * size
         self.pages = Pages(
             raw=torch.zeros(sum(counts), page_bytes, dtype=torch.uint8, device=device),
             num_heads=step.num_kv_heads,
@@ -339,6 +340,7 @@ class _Case:
             width=width,
             dtype=dtype,
             number_format=kept,
+            keys_alone=keys_alone,
         )
         self.step, self.device, self.dtype = step, device, dtype
 

@@ -92,6 +92,7 @@ class Recomputation:
             width=heads.width,
             dtype=self._dtype,
             number_format=None,
+            keys_alone=self._config.keys_alone,
         )
 
     def _angles_of(self, rope: RopeConfig) -> Angles:
@@ -132,13 +133,14 @@ class Recomputation:
             with self._workspace.frame():
                 x = self._workspace.take(count, self._config.hidden_size, dtype=self._dtype)
                 torch.index_select(inputs, 0, pages, out=x.view(len(pages), self._page_tokens, -1))
-                k, v = (
-                    self._workspace.take(count, heads * width, dtype=self._dtype) for _ in range(2)
-                )
+                made_of = {
+                    name: self._workspace.take(count, heads * width, dtype=self._dtype)
+                    for name in dict.fromkeys((attend.k, attend.v))
+                }
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values={"x": x, attend.k: k, attend.v: v},
+                    values={"x": x, **made_of},
                     angles={rope: own.of(places) for rope, own in self._angles.items()},
                     positions=places,
                 )
@@ -147,8 +149,8 @@ class Recomputation:
                     made,
                     pages.repeat_interleave(self._page_tokens),
                     within.repeat(len(pages)),
-                    k.view(count, heads, width),
-                    v.view(count, heads, width),
+                    made_of[attend.k].view(count, heads, width),
+                    made_of[attend.v].view(count, heads, width),
                 )
 
     def _unit(self, unit: Unit) -> Unit:

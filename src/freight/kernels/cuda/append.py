@@ -123,7 +123,7 @@ def append(
     step, groups = own.code_bytes(own.group_size), pages.width // own.group_size
     padded_step, padded_groups = power_of_two(step), power_of_two(groups)
     block = max(1, min(_MOST_TOKENS, _BYTES // (padded_step * padded_groups)))
-    for first_byte, x in ((0, k), (pages.num_heads * head_bytes, v)):
+    for first_byte, x in ((0, k), (pages.num_heads * head_bytes, v))[: pages.num_parts]:
         _append[(triton.cdiv(len(token_pages), block), pages.num_heads)](
             x,
             token_pages,
@@ -209,7 +209,7 @@ def append_plain(
         v.stride(1),
         raw.stride(0),
         head_stride,
-        pages.num_heads * head_stride,
+        pages.heads_to_values * head_stride,
         block_heads=_HEADS,
         block=_COLUMNS,
     )

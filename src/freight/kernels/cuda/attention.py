@@ -399,7 +399,7 @@ def _launch(
         pages.raw.stride(0) // size,
         pages.page_tokens * token,
         token,
-        pages.num_heads * pages.page_tokens * token,
+        pages.heads_to_values * pages.page_tokens * token,
     )
     settings = (scale, softcap or 1.0, window or _FOREVER, parts)
     grid = (num_rows, pages.num_heads, parts)
