@@ -346,6 +346,28 @@ def test_several_queries(case: Case, counts: list[int]) -> None:
     torch.testing.assert_close(found_sums.double(), sums, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kept", [None, (8, 64)])
+@pytest.mark.parametrize("keys_alone", [True, False])
+def test_queries_of_latents(dtype: torch.dtype, kept: Any, *, keys_alone: bool) -> None:
+    """One head of keys, as wide as DeepSeek's, for all queries: several of a row, and one."""
+    case = replace(PAIRS, kv_lens=[0, 33, 200], shape=(16, 1, 576), dtype=dtype, kept=kept)
+    several = Run(replace(case, keys_alone=keys_alone, num_new=(150, 7, 1)))
+    single = Run(replace(case, keys_alone=keys_alone))
+    for run in (several, single):
+        run.q = run.q / 6  # or scores of a hundred would be off by what shows
+        run.append()
+    tolerance = 1e-4 if dtype is torch.float32 else 2e-2
+    loops = paged.find_loops()
+    if loops is not None and paged._query_blocks(loops, dtype) is loops.pair_attention:
+        several.keeps = torch.bfloat16
+    for run, attend in ((several, several.attend_several), (single, single.attend)):
+        found, sums = attend()
+        expected, expected_sums = run.expected()
+        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(sums.double(), expected_sums, rtol=1e-5, atol=1e-4)
+
+
 @njit
 def _make_plain(raw, halves, first, count, shape, plain, ahead):  # type: ignore[no-untyped-def]
     make_plain(raw, halves, first, count, shape, plain, ahead)
@@ -417,7 +439,7 @@ def test_extremes_are_kept_as_the_reference_keeps_them(bits: int) -> None:
 def test_the_loop_is_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each type, on one thread, but for asking whether there is a loop; the threads are as
     before."""
-    loop_attends_faster.cache_clear()
+    attention_choice._is_faster.cache_clear()
     asked: list[int] = []
 
     def attend(*args: Any, **kwargs: Any) -> bool:
@@ -426,15 +448,15 @@ def test_the_loop_is_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(attention_choice, "attend_queries", attend)
     num_threads = torch.get_num_threads()
-    assert isinstance(loop_attends_faster(torch.float32), bool)
+    assert isinstance(loop_attends_faster(torch.float32, 64), bool)
     assert torch.get_num_threads() == num_threads
     count = len(asked)
     assert count > 1
     assert set(asked[1:]) == {1}
-    loop_attends_faster(torch.float32)
+    loop_attends_faster(torch.float32, 64)
     assert len(asked) == count
-    assert not loop_attends_faster(torch.float16)
-    loop_attends_faster.cache_clear()
+    assert not loop_attends_faster(torch.float16, 64)
+    attention_choice._is_faster.cache_clear()
 
 
 def test_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def test_neighbours_that_bring_several_tokens_are_attended_at_once(
         asked.append(len(q))
         return attend_queries(q, *args, **options)
 
-    monkeypatch.setattr(attention, "loop_attends_faster", lambda dtype: True)
+    monkeypatch.setattr(attention, "loop_attends_faster", lambda dtype, width: True)
     monkeypatch.setattr(attention, "attend_queries", by_loop)
     found, _ = run.attend()
     torch.testing.assert_close(found, plain(run)[0], rtol=1e-5, atol=1e-5)
@@ -239,7 +239,7 @@ def test_ragged_rows(case: Case) -> None:
         run = Run(case, by_loop=is_faster)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attention, "QUERY_BLOCK", 4)
-            patch.setattr(attention, "loop_attends_faster", lambda dtype, own=is_faster: own)
+            patch.setattr(attention, "loop_attends_faster", lambda *_, own=is_faster: own)
             if not is_faster:
                 patch.setattr(attention, "attend_queries", lambda *_, **__: False)
             for mine, own in zip(run.attend(), (expected, sums), strict=True):

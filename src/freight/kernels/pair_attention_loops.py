@@ -74,7 +74,7 @@ PART_ROWS = 8 * ROWS
 """Queries of all heads that share keys which meet a block of keys once it is laid out."""
 COLUMNS = 2 * WIDTH
 """Of which a head is made up, with zeros where it has no more: sixteen pairs."""
-MOST_COLUMNS = 256
+MOST_COLUMNS = 640
 """Of a head."""
 _WIDTH = U(WIDTH)
 _TWICE = U(2 * WIDTH)

@@ -52,7 +52,7 @@ PART_ROWS = 240
 and so many that making it plain is a fiftieth of the work."""
 COLUMNS = WIDTH
 """Of which a head is made up, with zeros where it has no more."""
-MOST_COLUMNS = 256
+MOST_COLUMNS = 640
 """Of a head."""
 _WIDTH = U(WIDTH)
 _TILE = U(PANEL_ROWS * WIDTH)

@@ -252,4 +252,4 @@ def _warm_up_prompts(dtype: torch.dtype, kv_format: Grouped | None) -> None:
     pages, width = _one_page(dtype, kv_format), _width(kv_format)
     zeros, x = torch.zeros(2, dtype=torch.long), torch.zeros(2, 1, width, dtype=dtype)
     attend_queries(x, pages, zeros, zeros, x, scale=1.0, softcap=None, window=None)
-    loop_attends_faster(dtype)
+    loop_attends_faster(dtype, _width(None))

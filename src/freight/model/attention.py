@@ -166,7 +166,7 @@ def _attend_by_loop(
     lse: torch.Tensor | None,
 ) -> bool:
     """Several queries of each row; False where there is no loop for it, or torch's is faster."""
-    if is_fused(step, q.device) and not loop_attends_faster(q.dtype):
+    if is_fused(step, q.device) and not loop_attends_faster(q.dtype, step.head_dim):
         return False
     first = view_start + rows.start
     tokens = slice(first, first + rows.num_tokens)

@@ -50,7 +50,7 @@ def attend_stems(
 
 def _has_loop(step: Attend, q: torch.Tensor, pool: Pages) -> bool:
     """Whether the loop that attends prompts is there, and the fastest way."""
-    is_fastest = not is_fused(step, q.device) or loop_attends_faster(q.dtype)
+    is_fastest = not is_fused(step, q.device) or loop_attends_faster(q.dtype, step.head_dim)
     return loop_takes_queries(q, pool) and is_fastest
 
 
