@@ -2,8 +2,9 @@
 
     python benchmarks/llama_cpp.py --shape 128:16 --rows 64 --types bf16,f16,f32 [--turns 3]
 
-The program is looked for on the PATH. Both have random weights of one configuration of a Llama, or
-of a Qwen3 with experts; llama.cpp has them in a GGUF file of each of the types (needs
+The program is looked for on the PATH; with ``--llama-python`` that Python's llama-cpp-python does
+what it would do (``batched_bench.py``). Both have random weights of one configuration, of a Llama
+or of a Qwen3 with experts; llama.cpp has them in a GGUF file of each of the types (needs
 ``pip install gguf``), kept for the next time. The first turn tries all types: later turns run the
 fastest alone. With ``--same-file`` Freight reads that of the first type, too. What follows ``--``
 goes to ``freight bench offload``.
@@ -40,11 +41,12 @@ def main() -> None:
     parser.add_argument("--types", default="bf16,f16,f32", help="of llama.cpp's weights")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--llama-python", help="a Python that has llama-cpp-python")
     parser.add_argument("--same-file", action="store_true", help="one GGUF file for both")
     parser.add_argument("--work-dir", type=Path, default=Path("freight-bench"))
     parser.add_argument("own", nargs="*", help="flags of freight bench offload, after --")
     arguments = parser.parse_args()
-    if shutil.which(PROGRAM) is None:
+    if arguments.llama_python is None and shutil.which(PROGRAM) is None:
         sys.exit(
             f"{PROGRAM} is not on the PATH. It is part of llama.cpp: build it, add its folder."
         )
@@ -154,6 +156,10 @@ def run_peer(file: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """One run of all rows at once: seconds for prompts, for new tokens, for both."""
     prompt, new = map(int, arguments.shape.split(":"))
     rows, threads = arguments.rows, str(arguments.threads)
+    if arguments.llama_python is not None:
+        script = str(HERE / "batched_bench.py")
+        sizes = [str(own) for own in (rows, prompt, new)]
+        return read_peer([arguments.llama_python, "-I", script, str(file), *sizes, threads], file)
     command = [
         PROGRAM,
         "-m",
@@ -167,6 +173,11 @@ def run_peer(file: Path, arguments: argparse.Namespace) -> dict[str, float]:
     ]
     command += ["-t", threads, "-tb", threads, "-npp", str(prompt), "-ntg", str(new)]
     command += ["-npl", str(rows), "--output-format", "jsonl"]
+    return read_peer(command, file)
+
+
+def read_peer(command: Sequence[str], file: Path) -> dict[str, float]:
+    """What the command says on its last line of JSON."""
     done = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
