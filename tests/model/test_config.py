@@ -441,6 +441,12 @@ def test_layers_share_what_an_indexer_chooses(shared: dict[str, Any]) -> None:
         parse_config({**raw, "index_topk": "many"})
 
 
+def test_choices_of_more_layers_than_there_are() -> None:
+    own = parse_config({**GLM_5, "indexer_types": ["full", *["shared"] * 79]})
+    assert own.latent is not None and own.latent.index is not None
+    assert own.latent.index.shared == (False, *[True] * 77)
+
+
 @pytest.mark.parametrize(
     ("shared", "said"),
     [

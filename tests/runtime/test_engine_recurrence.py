@@ -826,8 +826,9 @@ GAINS = "lerope.alpha"
         (torch.zeros(3), "3 of 4 frequencies have gains"),
         (torch.tensor([0.0, 200.0, 0.0, 0.0]), "gains is inf, it must be from"),
         (torch.full((4,), torch.nan), "gains is nan, it must be from"),
+        (torch.zeros(4, dtype=torch.int64), "lerope.alpha says nothing .* that can be: "),
     ],
-    ids=["few", "large", "none"],
+    ids=["few", "large", "none", "integers"],
 )
 def test_frequencies_that_cannot_have_been_learnt(
     gains: torch.Tensor, said: str, tmp_path: Path
@@ -842,7 +843,10 @@ def test_frequencies_that_cannot_have_been_learnt(
     save_file({**tensors, GAINS: gains}, path, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=said):
         read_config(tmp_path)
-    del tensors[GAINS]
+    elsewhere = {**tensors, f"language_model.{GAINS}": tensors[GAINS]}
+    del elsewhere[GAINS], tensors[GAINS]
+    save_file(elsewhere, path, metadata={"format": "pt"})
+    assert read_config(tmp_path).rotations == config.rotations
     save_file(tensors, path, metadata={"format": "pt"})
     assert not read_config(tmp_path).rotations[0].gains
 

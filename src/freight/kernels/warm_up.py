@@ -61,20 +61,22 @@ def warm_up(
     *,
     weights: Iterable[str],
     kv_format: Grouped | None,
+    widths: Iterable[int] = (),
     keeps_states: bool = False,
     has_experts: bool = False,
     has_streams: bool = False,
     cpu_computes: bool = True,
 ) -> None:
     """For a model that computes with ``dtype`` and keeps its weights, by the names of their
-    formats, keys and values so, in some layers states; that has experts, or a residual stream that
-    is several. Where not ``cpu_computes``, it attends single queries at most."""
+    formats, keys and values so, in heads of some ``widths``, in some layers states; that has
+    experts, or a residual stream that is several. Where not ``cpu_computes``, it attends single
+    queries at most."""
     names = set(weights)
 
     def call_all() -> None:
         if cpu_computes:
             _warm_up_arithmetic(dtype, names, kv_format)
-            _warm_up_prompts(dtype, None if kv_format is None else _FORMAT)
+            _warm_up_prompts(dtype, None if kv_format is None else _FORMAT, widths)
             if keeps_states:
                 _warm_up_states(dtype)
             if has_experts:
@@ -248,8 +250,9 @@ def _warm_up_single_queries(dtype: torch.dtype, kv_format: Grouped | None) -> No
         )
 
 
-def _warm_up_prompts(dtype: torch.dtype, kv_format: Grouped | None) -> None:
+def _warm_up_prompts(dtype: torch.dtype, kv_format: Grouped | None, widths: Iterable[int]) -> None:
     pages, width = _one_page(dtype, kv_format), _width(kv_format)
     zeros, x = torch.zeros(2, dtype=torch.long), torch.zeros(2, 1, width, dtype=dtype)
     attend_queries(x, pages, zeros, zeros, x, scale=1.0, softcap=None, window=None)
-    loop_attends_faster(dtype, _width(None))
+    for own in {_width(None), *widths}:
+        loop_attends_faster(dtype, own)

@@ -278,11 +278,10 @@ def gather_both(
     step: Attend, pool: Pages, group: RowGroup | Stem, workspace: Workspace
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and the values of a group, or of a stem."""
-    keys, values = (
-        _gather(pool, rows, group.num_keys, step, workspace)
-        for rows in (group.key_rows, group.value_rows)
-    )
-    return keys, values
+    keys = _gather(pool, group.key_rows, group.num_keys, step, workspace)
+    if pool.keys_alone:
+        return keys, keys
+    return keys, _gather(pool, group.value_rows, group.num_keys, step, workspace)
 
 
 def _gather(

@@ -10,15 +10,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from freight.errors import ModelError
 from freight.model.families import Family
 from freight.model.own_head import has_own_head
+from freight.model.places import spellings
 from freight.model.safetensors_files import read_safetensors
 from freight.model.sources import TensorSource
 from freight.model.switches import ModelConfig
 
 __all__ = ["as_files_say", "quantised_beside"]
 
-_KINDS: Final = {"float16": "<f2", "float32": "<f4"}
+_KINDS: Final = {"bfloat16": "<u2", "float16": "<f2", "float32": "<f4"}
 
 
 def quantised_beside(path: Path) -> dict[str, Any]:
@@ -41,27 +43,31 @@ def as_files_say(config: ModelConfig, family: Family, model_dir: Path) -> ModelC
     if family.rope_exponents is None:
         return config
     found = read_safetensors(model_dir, []) or {}
-    source = found.get(family.rope_exponents)
-    if source is None:
+    names = spellings(family.rope_exponents)
+    name = next((own for own in names if own in found), None)
+    if name is None:
         return config
-    gains = _exponentials(source)
-    ropes = {rope: replace(rope, gains=gains) for rope in config.rotations}
+    try:
+        gains = _exponentials(found[name])
+        ropes = {rope: replace(rope, gains=gains) for rope in config.rotations}
+    except (OSError, KeyError, ModelError) as error:
+        what = error.limit if isinstance(error, ModelError) else f"it is {found[name].dtype}."
+        raise ModelError(
+            f"The model in {model_dir} was asked for.",
+            f"Its tensor {name} says nothing of how fast queries and keys rotate that can be: "
+            f"{what}",
+            "Fetch these files again from where the model was published.",
+        ) from error
     return replace(config, ropes=tuple(rope and ropes[rope] for rope in config.ropes))
 
 
 def _exponentials(source: TensorSource) -> tuple[float, ...]:
-    """Of a tensor's few numbers; nothing of what holds no such."""
-    try:
-        with source.path.open("rb") as file:
-            file.seek(source.offset)
-            data = file.read(source.num_bytes)
-    except OSError:
-        return ()
+    """Of a tensor's few numbers. KeyError for numbers of another kind."""
+    with source.path.open("rb") as file:
+        file.seek(source.offset)
+        data = file.read(source.num_bytes)
+    numbers = np.frombuffer(data, _KINDS[source.dtype])
     if source.dtype == "bfloat16":
-        numbers = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    elif (kind := _KINDS.get(source.dtype)) is not None:
-        numbers = np.frombuffer(data, kind)
-    else:
-        return ()
+        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     with np.errstate(over="ignore"):
         return tuple(np.exp(numbers.astype(np.float32)).tolist())

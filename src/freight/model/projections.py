@@ -108,13 +108,13 @@ class Projections(Parts):
         return [
             *steps,
             self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
+            *self.grown(prefix, "q", c.num_heads, "queries"),
             AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent, layer)),
             *([self.project(f"{prefix}.gates", x, "gates", (gates, "D"))] * c.gates_attention),
             self.project(f"{prefix}.kv_down", x, kept, (rows, "D"), c.qkv_bias),
             *([] if is_alone else [split]),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
             *turns,
-            *self.grown(prefix, "q", c.num_heads),
             JoinLatent(x="latent", turned=None if is_alone else "turned", out="k", **widths),
         ]
 
@@ -123,16 +123,16 @@ class Projections(Parts):
         latent = self.config.latent
         return latent is not None and latent.alone_unturned and self.config.ropes[layer] is None
 
-    def grown(self, prefix: str, name: str, num_heads: int) -> list[Step]:
-        """Queries by their position."""
+    def grown(self, prefix: str, name: str, num_heads: int, value: str | None = None) -> list[Step]:
+        """Queries, called ``value``, by their position."""
         own = self.config.query_growth
         if own is None:
             return []
         if own.rate is not None:
-            return [Grow(x=name, rate=own.rate, span=own.span)]
+            return [Grow(x=value or name, rate=own.rate, span=own.span)]
         names = (f"{prefix}.{name}_growth_{part}" for part in ("rate", "bias"))
         rate, bias = (self.vector(own, "N" if name == "q" else "l") for own in names)
-        return [GrowHeads(x=name, num_heads=num_heads, rate=rate, bias=bias)]
+        return [GrowHeads(x=value or name, num_heads=num_heads, rate=rate, bias=bias)]
 
     def of_heads(self, prefix: str, latent: Latent, layer: int) -> dict[str, Any]:
         """What makes keys and values of a latent."""

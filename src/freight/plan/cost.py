@@ -344,7 +344,7 @@ class Cost:
         tokens = num_pages * self.policy.page_tokens
         chunk = max(self.policy.chunk_tokens, self.policy.page_tokens)
         whole, rest = divmod(tokens, chunk)
-        kept = sum(self._kv_bytes(step, tokens) for step in unit.steps if isinstance(step, Attend))
+        kept = sum(self._put_bytes(step, tokens) for step in unit.steps if isinstance(step, Attend))
         passed = _PASSES_OF_NEW_KEYS * kept / self.unit.memory_bytes_per_s
         seconds = whole * self._chunk_s(own, chunk) if whole else 0.0
         return passed + seconds + (self._chunk_s(own, rest) if rest else 0.0)
@@ -377,7 +377,7 @@ class Cost:
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
         if step.k is None:
             return 0.0
-        new = self._kv_bytes(step, batch.num_tokens)
+        new = self._put_bytes(step, batch.num_tokens)
         passes = _PASSES_OF_NEW_KEYS if step.kv_format is None else _PASSES_OF_NEW_CODES
         return passes * new / self.unit.memory_bytes_per_s
 
@@ -406,8 +406,12 @@ class Cost:
         return unit.attended_s(plain, codes, sharing) + heads * unit.attended_head_s
 
     def _kv_bytes(self, step: Attend, num_tokens: float) -> float:
-        """Of plain keys and values."""
+        """Of plain keys and values; a key that is its value is read twice."""
         return 2 * step.num_kv_heads * step.head_dim * self.size * num_tokens
+
+    def _put_bytes(self, step: Attend, num_tokens: float) -> float:
+        """Likewise, as they are put in their place, where such a key has one."""
+        return self._kv_bytes(step, num_tokens) / (1 + (step.k == step.v))
 
     def _keys_s(self, step: Attend, spans: Sequence[RowSpan]) -> float:
         """Prompts by arithmetic, single queries by the keys and values they read; what rows share

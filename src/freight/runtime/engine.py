@@ -172,6 +172,7 @@ def open_model(
         torch_dtype(dtype),
         weights=kept,
         kv_format=config.kv_format,
+        widths=[own.width for own in config.all_heads],
         keeps_states=isinstance(config.recurrence, Recurrence),
         has_experts=config.experts is not None,
         has_streams=config.streams is not None,

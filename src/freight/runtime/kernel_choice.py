@@ -140,7 +140,9 @@ def try_kernels(
     # Products of groups across rows are always made of plain rows.
     products = [own for own in rows if not own.across]
     attends = set(steps)
-    heads = {(own.kv_format, own.num_kv_heads, own.head_dim): own for own in attends}
+    # Those that attend others' keys come first: their kind is tried with what puts keys there.
+    ordered = sorted(attends, key=lambda own: own.k is not None)
+    heads = {(own.kv_format, own.num_kv_heads, own.head_dim): own for own in ordered}
     kept = [step for step in heads.values() if step.kv_format is not None]
     states = set(recurrences)
     convolved = [own for own in states if isinstance(own, Convolve)]
@@ -331,7 +333,7 @@ class _Case:
         ]
         kept, width = step.kv_format, step.head_dim
         size = width * dtype.itemsize if kept is None else kept.row_bytes(width)
-        keys_alone = step.k == step.v
+        keys_alone = step.k is not None and step.k == step.v
         page_bytes = (2 - keys_alone) * step.num_kv_heads * _PAGE_TOKENS * size
         self.pages = Pages(
             raw=torch.zeros(sum(counts), page_bytes, dtype=torch.uint8, device=device),

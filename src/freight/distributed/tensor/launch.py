@@ -53,7 +53,7 @@ def launch(
     ``agree`` on the rates that they plan with. ``timeline`` is told of computations. BudgetError
     where no cut fits, InputError where none divides.
     """
-    config = read_config(model_dir)
+    config = read_config(model_dir).for_rows(workload.max_total_tokens)
     rates, disk = NOMINAL, NOMINAL_DISK
     if options.pin is None:
         every = make_ranks(Mesh.of(x=num_ranks))
@@ -73,6 +73,7 @@ def launch(
         model_dir,
         ranks,
         planned.ways,
+        config=config,
         dtype=dtype,
         sources=options.sources,
         compiles=options.compiles,

@@ -55,6 +55,7 @@ def load_model(
     ways: Sequence[Way],
     *,
     dtype: torch.dtype,
+    config: ModelConfig | None = None,
     sources: Mapping[str, TensorSource] | None = None,
     looped: bool = False,
     compiles: bool = False,
@@ -64,11 +65,12 @@ def load_model(
     timeline: Timeline | None = None,
 ) -> TensorModel:
     """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
-    ``sources`` are its tensors where they are not read in place: matrices of integers in groups
-    are kept and moved as such. InputError where it cannot be cut so. ``passage``: of the layers
-    those of a stage; ``on_disk``: some of these are not in memory. ``compiles``: between moves,
-    with ``torch.compile``. ``timeline`` is told."""
-    config = read_config(model_dir)
+    ``config`` is its own for rows of some length, or else that for rows of any. ``sources`` are its
+    tensors where they are not read in place: matrices of integers in groups are kept and moved as
+    such. InputError where it cannot be cut so. ``passage``: of the layers those of a stage;
+    ``on_disk``: some of these are not in memory. ``compiles``: between moves, with
+    ``torch.compile``. ``timeline`` is told."""
+    config = read_config(model_dir) if config is None else config
     reader: Reader
     if dummy_seed is None:
         reader = CheckpointReader(sources or resolve(config, model_dir))

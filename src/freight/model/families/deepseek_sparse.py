@@ -41,7 +41,8 @@ def _shared_layers(raw: Mapping[str, Any]) -> list[bool] | None:
     num_layers = raw.get("num_hidden_layers")
     for listed in (raw.get("indexer_types"), raw.get("index_topk_pattern")):
         if isinstance(listed, list | str):
-            return [kind in _SHARED for kind in listed]
+            own = [kind in _SHARED for kind in listed]
+            return own[:num_layers] if isinstance(num_layers, int) else own
     every, offset = raw.get("index_topk_freq") or 1, raw.get("index_skip_topk_offset", 2)
     if not all(isinstance(count, int) for count in (num_layers, every, offset)):
         return None
