@@ -117,7 +117,7 @@ class AttendChosen:
 
     @property
     def index_numbers(self) -> int:
-        """What a key that is chosen by takes, and each of a query's."""
+        """Of a key that is chosen by, and of each of its heads' queries."""
         return 0 if self.index is None else self.index.width
 
     @property
