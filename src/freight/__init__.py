@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from freight.entrypoints.llm import LLM
+    from freight.jobs.readings import Classification, Embedding
     from freight.runtime.request import Completion, SamplingParams
 
-__all__ = ["LLM", "Completion", "SamplingParams"]
+__all__ = ["LLM", "Classification", "Completion", "Embedding", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from freight.runtime import request
 
         return getattr(request, name)
+    if name in ("Classification", "Embedding"):
+        from freight.jobs import readings
+
+        return getattr(readings, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -27,7 +27,9 @@ from freight.entrypoints.flags import (
     add_machine,
     add_placement,
     add_policy,
+    add_readings,
     add_sampling,
+    add_task,
 )
 from freight.entrypoints.idle_threads import wait_briefly
 from freight.entrypoints.partition.flags import add_partition_parser
@@ -244,6 +246,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="OUTPUT", required=True, help="file, or - for standard output"
     )
     add_sampling(run)
+    add_readings(run)
     add_job(run)
     add_machine(run)
     run.add_argument(
@@ -367,6 +370,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="DOLLARS",
         help="price of a kilowatt-hour (0.15)",
     )
+    add_task(parser)
     parser.add_argument("--explain", action="store_true", help="what each technique is worth, here")
     parser.add_argument(
         "--frontier",
@@ -404,6 +408,7 @@ def _add_compress(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "-m", "--model", metavar="MODEL", help="a directory, a GGUF file, or a name on the hub"
     )
+    add_task(parser)
     add_kept_compression(parser)
 
 

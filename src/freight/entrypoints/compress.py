@@ -20,6 +20,7 @@ from freight.model.compression import packed_formats
 from freight.model.config import read_config
 from freight.model.gguf_tensors import find_gguf
 from freight.model.number_format import find_compression
+from freight.model.task import for_task
 from freight.runtime.options import EngineOptions
 
 __all__ = ["compress_ahead", "compress_model"]
@@ -30,7 +31,7 @@ def compress_model(arguments: argparse.Namespace) -> int:
     from freight.runtime.compressed_files import compressed_sources, default_directory
 
     model_dir = find_model(arguments.model)
-    config = read_config(model_dir)
+    config = for_task(read_config(model_dir), arguments.task)
     sources = resolve(config, model_dir)
     compression = find_compression(
         weight_bits=arguments.weight_bits,
@@ -63,7 +64,7 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
     fails, the engine does it and says why not."""
     if options.dummy_seed is not None:
         return
-    config = read_config(model_dir)
+    config = for_task(read_config(model_dir), options.task)
     if options.compression is None and config.packing is None and find_gguf(model_dir) is None:
         return
     from freight.runtime.compressed_files import (
@@ -81,7 +82,14 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
     if news is None:
         return
     say(news)
-    flags = ["--compute", options.compute, "--group-size", str(options.group_size)]
+    flags = [
+        "--task",
+        options.task,
+        "--compute",
+        options.compute,
+        "--group-size",
+        str(options.group_size),
+    ]
     flags += ["--group-dim", options.group_dim]
     flags += ["--lossless"] if options.lossless else []
     if options.weight_bits is not None:

@@ -18,7 +18,9 @@ __all__ = [
     "add_machine",
     "add_placement",
     "add_policy",
+    "add_readings",
     "add_sampling",
+    "add_task",
 ]
 
 MAX_TOKENS: Final = 256
@@ -55,6 +57,32 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="K",
         help="of the prompt's tokens; --max-tokens 0 generates nothing beside them",
+    )
+
+
+def add_task(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--task",
+        default="auto",
+        metavar="TASK",
+        help="generate, embed (the last token, behind the last norm), classify (by the model's "
+        "labels), or auto: what the model's files say (default)",
+    )
+
+
+def add_readings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "embeddings and labels", "models that are for these say so by their files"
+    )
+    add_task(group)
+    group.add_argument(
+        "--dimensions", type=int, metavar="N", help="of embeddings, the first N (default: all)"
+    )
+    group.add_argument(
+        "--encoding-format",
+        default="float",
+        metavar="HOW",
+        help="embeddings as lists of numbers (float, default), or as base64 of float32",
     )
 
 

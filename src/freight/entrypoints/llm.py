@@ -41,15 +41,18 @@ from freight.entrypoints.llm_rows import (
     prompt_record,
     read_item,
     read_params,
+    reading_record,
 )
 from freight.entrypoints.llm_settings import read_model, read_settings
 from freight.entrypoints.model_source import find_model, open_tokenizer, row_limits
 from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.errors import InputError
+from freight.jobs.readings import READING, Classification, Embedding, Form, read_completion
 from freight.jobs.spool import Spool
 from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
 from freight.model.number_format import GROUP_SIZE
+from freight.model.task import for_task, refuse_readout
 from freight.runtime.request import Completion
 from freight.runtime.tokenizer import Tokenizer
 
@@ -67,10 +70,11 @@ Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model on this machine. Each call of ``generate``, ``chat`` or ``loglikelihood`` plans for
-    its own rows.
+    """A model on this machine. Each call of ``generate``, ``chat``, ``loglikelihood``, ``embed`` or
+    ``classify`` plans for its own rows.
 
-    ``model`` is a directory, a GGUF file, a Hugging Face Hub id, or "demo". Sizes are "8GiB" or
+    ``model`` is a directory, a GGUF file, a Hugging Face Hub id, or "demo"; ``task`` "embed" makes
+    embeddings of one that generates, and "auto" is what the model's files say. Sizes are "8GiB" or
     bytes: ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
@@ -94,6 +98,7 @@ class LLM:
         self,
         model: str | os.PathLike[str],
         *,
+        task: str = "auto",
         device: str = "auto",
         dtype: str = "auto",
         cpu_memory: str | int | None = None,
@@ -125,6 +130,7 @@ class LLM:
     ) -> None:
         wait_briefly()  # of effect where torch has not been loaded yet
         settings = {
+            "task": task,
             "device": device,
             "dtype": dtype,
             "cpu_memory": cpu_memory,
@@ -156,7 +162,7 @@ class LLM:
         }
         self._options = read_settings(settings)
         self._model_dir = find_model(read_model(model))
-        self._config = config = read_config(self._model_dir)
+        self._config = config = for_task(read_config(self._model_dir), self._options.task)
         self._limits = row_limits(config, self._model_dir)
         self._running: weakref.WeakSet[_Answers] = weakref.WeakSet()
         self._keeper: WeightKeeper | None = None
@@ -211,6 +217,7 @@ class LLM:
         given back when the iterator ends or is closed; but weights in RAM that a CPU computes with
         are kept for the next call until ``close``.
         """
+        refuse_readout(self._config, "Answers to prompts were asked for.")
         return self._start(as_prompts(prompts), prompt_record, either(params, sampling_params))
 
     def chat(
@@ -226,6 +233,7 @@ class LLM:
         A message is {"role": ..., "content": ...}. The template is given
         ``chat_template_kwargs``, too, such as {"enable_thinking": False}.
         """
+        refuse_readout(self._config, "Answers to chats were asked for.")
         chats = as_items(messages)
         if chats and all(isinstance(message, Mapping) for message in chats):
             chats = [chats]
@@ -252,7 +260,40 @@ class LLM:
         """``loglikelihood`` of long lists: an answer for each pair, in order, as soon as it and
         those before it are done. It has ``log_likelihood``, ``is_greedy`` and each token's scores
         (``scored``)."""
+        refuse_readout(self._config, "Continuations were to be scored.")
         return self._start(as_items(pairs), pair_record, None)
+
+    def embed(
+        self, prompts: Prompt | Iterable[Prompt], *, dimensions: int | None = None
+    ) -> Iterator[Embedding]:
+        """The embedding of each prompt, in order, as soon as it and those before it are done: the
+        last token's, behind the last norm, of length 1 unless the model's files say otherwise.
+
+        Prompts are what ``generate`` takes, or {"messages": [...]}, which the chat template writes
+        without the beginning of an answer. ``dimensions`` are the first ones alone, for models that
+        were trained to be cut. Raises InputError where the model makes no embeddings.
+        """
+        return self._read(prompts, Form(dimensions=dimensions), makes_labels=False)
+
+    def classify(self, prompts: Prompt | Iterable[Prompt]) -> Iterator[Classification]:
+        """What a model with labels says of each prompt, likewise; the score of a reward model is
+        the one number of ``logits``."""
+        return self._read(prompts, Form(), makes_labels=True)
+
+    def _read(
+        self, prompts: Prompt | Iterable[Prompt], form: Form, *, makes_labels: bool
+    ) -> Iterator[Any]:
+        wanted, readout = "Scores of labels" if makes_labels else "Embeddings", self._config.readout
+        if readout is None or bool(readout.labels) != makes_labels:
+            makes = "generates" if readout is None else f"makes {readout.name}"
+            raise InputError(
+                f"{wanted} were asked for.",
+                f"The model {makes}, by its files.",
+                "Choose another model." if makes_labels else 'Give LLM the task "embed".',
+            )
+        form.check(self._config.head_size)
+        answers = self._start(as_prompts(prompts), reading_record, READING)
+        return (read_completion(answer, readout, form) for answer in answers)
 
     def _start(
         self, items: list[Any], read: Callable[[Any], Record], params: Params

@@ -31,6 +31,7 @@ __all__ = [
     "prompt_record",
     "read_item",
     "read_params",
+    "reading_record",
 ]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -137,6 +138,13 @@ def prompt_record(item: Any) -> Record:
         'A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.',
         "Give one of these.",
     )
+
+
+def reading_record(item: Any) -> Record:
+    """The row of a prompt, or of messages, whose last token is read."""
+    if isinstance(item, Mapping) and item.get("messages") is not None:
+        return chat_record(item["messages"])
+    return prompt_record(item)
 
 
 def pair_record(item: Any) -> Record:

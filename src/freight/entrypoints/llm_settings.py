@@ -104,6 +104,7 @@ def _directory(name: str, value: object) -> Path:
 
 
 _SETTINGS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any], bool]]] = {
+    "task": ("task", _text, False),
     "device": ("device", _text, False),
     "dtype": ("dtype", _text, False),
     "cpu_memory": ("cpu_memory_bytes", _size, True),

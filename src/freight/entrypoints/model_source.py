@@ -19,13 +19,14 @@ from freight.entrypoints.gguf_model import (
 )
 from freight.errors import InputError, ModelError
 from freight.jobs.formats import RowLimits
+from freight.jobs.readings import Form, Reading
 from freight.model.config import ModelConfig
 from freight.model.gguf import parts_of
 from freight.model.gguf_tensors import find_gguf
 from freight.runtime.options import EngineOptions
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
-__all__ = ["find_model", "open_tokenizer", "row_limits"]
+__all__ = ["find_model", "limits_of", "open_tokenizer", "row_limits"]
 
 _HUB_ID: Final = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _HUB_FILES: Final = (
@@ -39,6 +40,7 @@ _HUB_FILES: Final = (
 )
 # The publisher's own format beside the same weights: it would double what is downloaded.
 _HUB_DUPLICATES: Final = ("consolidated*", "original/*")
+_PLAIN: Final = Form()
 _DYNAMIC: Final = "UD-"
 """Before a kind, of files that have more bits for some tensors: others of the kind go before."""
 
@@ -89,11 +91,34 @@ def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
     return Tokenizer(model_dir)
 
 
-def row_limits(config: ModelConfig, model_dir: Path) -> RowLimits:
-    """What rows the model can take."""
-    limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
-    why = why_no_tokenizer(model_dir)
+def limits_of(config: ModelConfig, form: Form = _PLAIN) -> RowLimits:
+    """What rows a model with these switches can take, and in which ``form`` they get embeddings.
+    InputError for one that the model's cannot be in."""
+    reading = None
+    if config.readout is not None:
+        reading = Reading(readout=config.readout, size=config.head_size, form=form)
+    if reading is None or reading.readout.labels:
+        _refuse_form(form)
+    form.check(config.head_size)
+    return RowLimits(
+        max_positions=config.max_positions, vocab_size=config.vocab_size, reading=reading
+    )
+
+
+def row_limits(config: ModelConfig, model_dir: Path, form: Form = _PLAIN) -> RowLimits:
+    """Likewise, and where the model has no tokenizer, why."""
+    limits, why = limits_of(config, form), why_no_tokenizer(model_dir)
     return limits if why is None else replace(limits, why_no_text=why)
+
+
+def _refuse_form(form: Form) -> None:
+    if form != _PLAIN:
+        name = "dimensions" if form.dimensions is not None else "encoding_format"
+        raise InputError(
+            f"{name}={getattr(form, name)!r} was given.",
+            "It is of embeddings, and the model makes none, by its files.",
+            "Leave it out, or ask for the task embed.",
+        )
 
 
 def _directory_of(path: Path) -> Path:

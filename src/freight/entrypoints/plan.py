@@ -44,6 +44,7 @@ from freight.model.number_format import (
     find_compression,
 )
 from freight.model.sources import TensorSource
+from freight.model.task import for_task
 from freight.plan.copies import useful_copies
 from freight.plan.default import Planner
 from freight.plan.policy import Split, Tier, find_rule
@@ -65,7 +66,7 @@ _USABLE_SHARE: Final = 0.95
 
 def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
-    config, stored = _find_model(arguments.model)
+    config, stored = _find_model(arguments.model, arguments.task)
     machines = [*_find_machines([*arguments.machine, *arguments.compare])]
     workload, wishes = read_workload(arguments, config), _read_wishes(arguments)
     workload = workload.as_shared() if wishes.shares_prefixes else workload.as_alone()
@@ -238,19 +239,19 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
     )
 
 
-def _find_model(name: str | None) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
+def _find_model(name: str | None, task: str) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
     """A bundled one by name, a config.json, or a model's directory or GGUF file; the tensors where
     they are there and quantised."""
     if name is not None and (config := find_bundled(name)) is not None:
-        return config, {}
+        return for_task(config, task), {}
     name = check_model(name, "A plan is for a model.")
     path = Path(name)
     if path.name == "config.json" or not (path.is_dir() or path.suffix == ".gguf"):
-        return read_config(path), {}
+        return for_task(read_config(path), task), {}
     from freight.entrypoints.model_source import find_model
 
     path = find_model(name)
-    config = read_config(path)
+    config = for_task(read_config(path), task)
     is_packed = config.packing is not None and any(path.glob("*.safetensors"))
     stored = resolve(config, path) if is_packed or find_gguf(path) is not None else {}
     return config, stored if packed_formats(stored) else {}

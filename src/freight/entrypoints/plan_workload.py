@@ -31,6 +31,12 @@ def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workloa
     if source.is_file():
         return _of_dataset(source, arguments, config)
     workload = _of_lengths(arguments.workload, arguments)
+    if config.readout is not None and workload.max_new_tokens > 1:
+        raise InputError(
+            f"--workload {arguments.workload} was given.",
+            f"The model makes {config.readout.name}: of a row's last token one is read.",
+            f"Write it like {arguments.workload.partition(':')[0]}:1.",
+        )
     if workload.max_total_tokens > config.max_positions:
         raise InputError(
             f"--workload {arguments.workload} was given: rows of up to "
@@ -44,6 +50,7 @@ def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workloa
 def _usual_shape(config: ModelConfig) -> str:
     """Of rows of which nothing is said."""
     new = max(1, min(_NEW_TOKENS, config.max_positions // 2))
+    new = new if config.readout is None else 1
     return f"{max(1, min(_PROMPT_TOKENS, config.max_positions - new))}:{new}"
 
 
@@ -95,8 +102,9 @@ def _of_lengths(shape: str, arguments: argparse.Namespace) -> Workload:
 
 def _of_dataset(source: Path, arguments: argparse.Namespace, config: ModelConfig) -> Workload:
     """A file's rows, as ``freight run`` would find them."""
+    from freight.entrypoints.model_source import limits_of
     from freight.jobs.dataset import dataset_workload
-    from freight.jobs.formats import RowLimits
+    from freight.jobs.readings import READING
     from freight.runtime.params import SamplingParams
     from freight.runtime.tokenizer import Tokenizer
 
@@ -117,8 +125,8 @@ def _of_dataset(source: Path, arguments: argparse.Namespace, config: ModelConfig
     return dataset_workload(
         source,
         tokenizer=None if tokenizer_dir is None else Tokenizer(tokenizer_dir),
-        limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
-        defaults=SamplingParams(max_tokens=most),
+        limits=limits_of(config),
+        defaults=SamplingParams(max_tokens=most) if config.readout is None else READING,
         say=lambda text: print(f"freight: {text}", file=sys.stderr),
     )
 

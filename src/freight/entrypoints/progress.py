@@ -110,7 +110,8 @@ class Progress:
     def _keep_fresh(self) -> None:
         while not self._stopped.wait(self._line_every_s if self._bar is None else _REFRESH_S):
             rate = self._num_new_tokens / (time.monotonic() - self._started_s)
-            state = f"{rate:.1f} token/s, {self._status()}"
+            made = f"{rate:.1f} token/s, " if self._num_new_tokens else ""
+            state = f"{made}{self._status()}"
             if self._bar is not None:
                 self._bar.set_postfix_str(state)
             else:
@@ -125,9 +126,14 @@ def format_report(report: JobReport) -> list[str]:
         return [f"already complete, nothing to do; {rows}"]
     if report.num_resumed:
         rows += f"; {report.num_resumed} of them by earlier runs"
-    rate = report.num_new_tokens / report.elapsed_s if report.elapsed_s > 0 else 0.0
+    elapsed_s = max(report.elapsed_s, 1e-9)
     tokens = (
         f"{report.num_prompt_tokens} prompt and {report.num_new_tokens} generated tokens "
-        f"in {report.elapsed_s:.1f} s, {rate:.1f} generated token/s"
+        f"in {report.elapsed_s:.1f} s, {report.num_new_tokens / elapsed_s:.1f} generated token/s"
     )
+    if not report.num_new_tokens:
+        tokens = (
+            f"{report.num_prompt_tokens} prompt tokens in {report.elapsed_s:.1f} s, "
+            f"{report.num_prompt_tokens / elapsed_s:.1f} prompt token/s"
+        )
     return [rows, tokens, *report.engine_summary.splitlines()]

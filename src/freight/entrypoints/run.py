@@ -11,12 +11,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final, TextIO
 
 from freight.entrypoints.compress import compress_ahead
+from freight.entrypoints.flags import MAX_TOKENS
 from freight.entrypoints.model_source import find_model, open_tokenizer, row_limits
 from freight.entrypoints.own_machine import keep_recalibrated, nominal_s, own_machine
 from freight.entrypoints.progress import Progress, format_report
@@ -27,8 +28,11 @@ from freight.hardware.machine import Machine
 from freight.jobs.identity import model_identity
 from freight.jobs.json_values import read_biases
 from freight.jobs.paths import check_paths
+from freight.jobs.readings import READING, Form
 from freight.jobs.runner import Engine, JobReport, JobSpec, run_job
 from freight.model.config import read_config
+from freight.model.readout import Readout
+from freight.model.task import for_task
 from freight.plan.workload import Workload
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions
@@ -127,6 +131,7 @@ def job_spec(arguments: argparse.Namespace) -> JobSpec:
             prompt_logprobs=arguments.prompt_logprobs,
             structured_outputs=_parse_structure(arguments),
         ),
+        form=Form(dimensions=arguments.dimensions, encoding_format=arguments.encoding_format),
         job_dir=None if arguments.job_dir is None else Path(arguments.job_dir),
         unordered=arguments.unordered,
         restart=arguments.restart,
@@ -148,6 +153,7 @@ def _standard(name: str) -> TextIO:
 def engine_options(arguments: argparse.Namespace) -> EngineOptions:
     """What the flags ask of the engine."""
     return EngineOptions(
+        task=getattr(arguments, "task", "auto"),
         device=arguments.device,
         dtype=arguments.dtype,
         cpu_memory_bytes=_parse_size("--cpu-memory", arguments.cpu_memory),
@@ -263,7 +269,7 @@ def _run_job(
     *,
     recalibrates: bool,
 ) -> JobReport:
-    config = read_config(model_dir)
+    config = for_task(read_config(model_dir), options.task)
     built: list[tuple[Engine, Machine | None]] = []
 
     def build(workload: Workload) -> Engine:
@@ -291,15 +297,32 @@ def answer_rows(
     build: Callable[[Workload], Engine],
 ) -> JobReport:
     """Run the job with the engine that ``build`` makes for its rows, if any is to be answered."""
-    config = read_config(model_dir)
+    config = for_task(read_config(model_dir), options.task)
+    identity = identify(options, model_dir)
+    if config.readout is not None:
+        spec = replace(spec, sampling=_unsampled(spec.sampling, config.readout))
+        identity |= {"what is made": config.readout.name, "its form": str(spec.form)}
     return run_job(
         spec,
         tokenizer=open_tokenizer(model_dir, options),
-        limits=row_limits(config, model_dir),
-        identity=identify(options, model_dir),
+        limits=row_limits(config, model_dir, spec.form),
+        identity=identity,
         build_engine=build,
         observer=progress,
     )
+
+
+def _unsampled(sampling: SamplingParams, readout: Readout) -> SamplingParams:
+    """The parameters of rows of which no token is chosen. InputError where one was asked for."""
+    usual = SamplingParams(max_tokens=MAX_TOKENS)
+    for own in fields(SamplingParams):
+        if getattr(sampling, own.name) != getattr(usual, own.name):
+            raise InputError(
+                f"{own.name}={getattr(sampling, own.name)!r} was given.",
+                f"The model makes {readout.name}: no token is chosen.",
+                "Leave it out, or ask for the task generate.",
+            )
+    return READING
 
 
 def identify(options: EngineOptions, model_dir: Path) -> dict[str, str]:

@@ -78,6 +78,7 @@ _SAME_FLAGS: Final = (
     "sparse_attention",
     "split",
     "stages",
+    "task",
     "torch_compile",
     "weight_bits",
 )

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from freight.errors import InputError
 from freight.jobs.json_values import kind_of, wrong_kind
+from freight.model.readout import Readout
 from freight.runtime.structured_outputs import from_response_format
 
 __all__ = [
@@ -25,12 +26,23 @@ __all__ = [
 ]
 
 Batch = Mapping[str, str]
-"""What a line of a batch file wants to be answered as: its "kind", chat or text, and "model"."""
+"""What a line of a batch file wants to be answered as: its "kind", chat, text, embedding or
+classes, and "model"."""
 
 _KINDS: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text",
+    "/v1/embeddings": "embedding",
+    "/classify": "classes",
+    "/v1/classify": "classes",
 }
+_PROMPTS: Final[Mapping[str, str]] = {
+    "chat": "messages",
+    "text": "prompt",
+    "embedding": "input",
+    "classes": "input",
+}
+"""What a body of each kind has, and none of the others."""
 _NOTHING: Final[tuple[object, ...]] = (None, False, [], {}, "")
 _NOT_OFFERED: Final[Mapping[str, tuple[object, ...]]] = {
     "tools": _NOTHING,
@@ -127,11 +139,14 @@ def refuse_nameless(record: Mapping[str, Any]) -> None:
 
 
 def open_envelope(
-    record: Mapping[str, Any], row_keys: Collection[str]
+    record: Mapping[str, Any], row_keys: Collection[str], readout: Readout | None = None
 ) -> tuple[Batch, dict[str, Any]]:
     """What a batch line wants, and of its body what a row reads, by ``row_keys`` or by OpenAI's
-    names. A body has no columns of its own: other keys are refused. Raises ``InputError``."""
-    known = {*row_keys, *_RENAMED, *_STRUCTURES} - {"id", "continuation"}
+    names. A body has no columns of its own: other keys are refused. Raises ``InputError``, also for
+    what a model with this ``readout`` does not make."""
+    known = {*row_keys, "input"} - {"id", "prompt"}
+    if readout is None:
+        known = {*row_keys, *_RENAMED, *_STRUCTURES} - {"id", "continuation"}
     url, body = record.get("url"), record.get("body")
     if not isinstance(body, dict):
         raise wrong_kind("body", body, "an object")
@@ -139,11 +154,14 @@ def open_envelope(
     if kind is None:
         raise InputError(
             f'Its "url" is {url if isinstance(url, str) else kind_of(url)}.',
-            f"Freight answers {' and '.join(_KINDS)}.",
+            f"Freight answers {' and '.join(url for url in _KINDS if url != '/v1/classify')}.",
             "Leave other requests out.",
         )
-    wanted, other = ("messages", "prompt") if kind == "chat" else ("prompt", "messages")
-    if body.get(wanted) is None or body.get(other) is not None:
+    _refuse_others(str(url), kind, readout)
+    wanted = _PROMPTS[kind]
+    if readout is not None and body.get("messages") is not None:
+        wanted = "messages"
+    if body.get(wanted) is None or any(body.get(own) for own in {*_PROMPTS.values()} - {wanted}):
         raise InputError(
             f'Its "url" is {url}.', f'Such a body has "{wanted}".', f'Give it "{wanted}" alone.'
         )
@@ -159,12 +177,30 @@ def open_envelope(
     model = body.get("model")
     batch = {"kind": kind, "model": model if isinstance(model, str) else ""}
     row = {key: value for key, value in body.items() if key not in _NOT_OF_ROWS}
-    return batch, {**row, "prompt": _one_prompt(body["prompt"])} if kind == "text" else row
+    if wanted == "messages":
+        return batch, row
+    row.pop("input", None)
+    return batch, {**row, "prompt": _one_prompt(wanted, body[wanted])}
+
+
+def _refuse_others(url: str, kind: str, readout: Readout | None) -> None:
+    """Lines that want what the model does not make."""
+    made = "classes" if readout is not None and readout.labels else "embedding"
+    fits = kind in ("chat", "text") if readout is None else kind == made
+    if fits:
+        return
+    does = "generates" if readout is None else f"makes {readout.name}"
+    raise InputError(
+        f'Its "url" is {url}.',
+        f"The model {does}, by its files.",
+        "Give such lines to a model that answers them"
+        + (", or pass --task embed." if kind == "embedding" and readout is None else "."),
+    )
 
 
 def _is_of_others(name: str, value: object, kind: str) -> bool:
     """Whether a key that is of no row may be in a batch body."""
-    if name == "add_special_tokens" and value is (kind == "text"):
+    if name == "add_special_tokens" and value is (kind != "chat"):
         return True
     return name in _OF_SERVICES or value in _USUAL.get(name, ()) or is_without_effect(name, value)
 
@@ -175,13 +211,13 @@ def _nothing_like(name: str, known: Iterable[str]) -> InputError:
     return InputError(f'Its "{name}" is set.', "Freight has nothing like it.", advice)
 
 
-def _one_prompt(prompt: object) -> object:
-    """The prompt itself of a list of one, as completions also take it."""
+def _one_prompt(name: str, prompt: object) -> object:
+    """The prompt itself of a list of one, as it may also be given."""
     if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], str | list):
         return prompt
     if len(prompt) > 1:
         raise InputError(
-            f'Its "prompt" is a list of {len(prompt)} prompts.',
+            f'Its "{name}" is a list of {len(prompt)} prompts.',
             "A request is answered for one.",
             "Write a line for each of them.",
         )

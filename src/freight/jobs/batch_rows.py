@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from freight.jobs.api_names import Batch
 from freight.jobs.formats import RowId, dump_row, logprob_record, prompt_logprobs_record
+from freight.jobs.readings import Form, Reading, read_completion, reading_record
 from freight.runtime.request import Completion, CompletionOutput, Logprob
 
-__all__ = ["batch_error_row", "batch_row"]
+__all__ = ["batch_error_row", "batch_reading_row", "batch_row"]
 
 Record = dict[str, Any]
 
@@ -36,9 +37,27 @@ def batch_row(custom_id: str, batch: Batch, completion: Completion) -> bytes:
     }
     if completion.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs_record(completion.prompt_logprobs)
-    name = str(completion.index)
-    response = {"status_code": 200, "request_id": name, "body": body}
-    return _envelope(name, custom_id, response=response, error=None)
+    return _response(completion, custom_id, body)
+
+
+def batch_reading_row(
+    custom_id: str, batch: Batch, completion: Completion, reading: Reading, form: Form
+) -> bytes:
+    """The line of an embedding, in the shape of OpenAI's API, or of scores of labels in vLLM's."""
+    own = reading_record(read_completion(completion, reading.readout, form), form)
+    shape: Record = {"object": "embedding"}
+    if reading.readout.labels:
+        shape = {"num_classes": len(reading.readout.labels)}
+    body = {
+        "object": "list",
+        "data": [{"index": 0, **shape, **own}],
+        "model": batch["model"],
+        "usage": {
+            "prompt_tokens": completion.num_prompt_tokens,
+            "total_tokens": completion.num_prompt_tokens,
+        },
+    }
+    return _response(completion, custom_id, body)
 
 
 def batch_error_row(index: int, custom_id: RowId | None, message: str) -> bytes:
@@ -46,6 +65,12 @@ def batch_error_row(index: int, custom_id: RowId | None, message: str) -> bytes:
     read is nameless."""
     error = {"code": "invalid_request", "message": message}
     return _envelope(str(index), custom_id, response=None, error=error)
+
+
+def _response(completion: Completion, custom_id: str, body: Record) -> bytes:
+    name = str(completion.index)
+    response = {"status_code": 200, "request_id": name, "body": body}
+    return _envelope(name, custom_id, response=response, error=None)
 
 
 def _envelope(name: str, custom_id: RowId | None, **rest: Any) -> bytes:

@@ -33,6 +33,7 @@ from freight.jobs.json_values import (
     refuse_broken_text,
     wrong_kind,
 )
+from freight.jobs.readings import Form, Reading, read_completion, reading_record
 from freight.runtime.request import Completion, CompletionOutput, Logprob, SamplingParams
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "logprob_record",
     "parse_row",
     "prompt_logprobs_record",
+    "reading_row",
+    "row_keys",
     "score_row",
 ]
 
@@ -57,11 +60,12 @@ RowId = str | int
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLimits:
     """What the model can take: positions of prompt and answer together, rows of the embedding, and
-    where it has no tokenizer, why it takes no text."""
+    where it has no tokenizer, why it takes no text. With a ``reading`` nothing is generated."""
 
     max_positions: int
     vocab_size: int
     why_no_text: str = "The model has no tokenizer."
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +77,8 @@ class Row:
     ``row_id`` is ``None`` where the row has none of its own; ``overrides`` are the fields of
     ``SamplingParams`` that the row sets for itself, ``unread`` the keys that mean nothing here.
     ``batch`` is set where the row is a line of a batch file, and empty where such a line has an
-    error. ``is_foreign`` is said of an error in what no row is, and a line of a batch file may be.
+    error; ``form`` where it asks for another than the job's. ``is_foreign`` is said of an error in
+    what no row is, and a line of a batch file may be.
     """
 
     row_id: RowId | None = None
@@ -85,15 +90,19 @@ class Row:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     batch: Batch | None = None
+    form: Form | None = None
     is_foreign: bool = False
     unread: Sequence[str] = ()
 
 
-def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
+def parse_row(
+    line: bytes, *, where: str, defaults: SamplingParams, reading: Reading | None = None
+) -> Row:
     """Read one line of JSONL. ``where`` ("Line 7 of data.jsonl") opens the text of an error.
 
     Keys that are null count as absent, and keys that are not ours belong to the user.
     """
+    keys = row_keys(reading)
     row_id: RowId | None = None
     batch: Batch | None = None
     is_foreign = True
@@ -101,17 +110,23 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
         record: Mapping[str, Any] = load_record(line)
         if is_envelope(record):
             batch, row_id = {}, _read_id("custom_id", record["custom_id"])
-            batch, record = open_envelope(record, ROW_KEYS)
+            batch, record = open_envelope(
+                record, keys, None if reading is None else reading.readout
+            )
         else:
             row_id = _own_id(record)
             refuse_nameless(record)
         is_foreign = False
-        record = rename(record)
+        record = rename(record) if reading is None else record
         unread = [
             key
             for key, value in record.items()
-            if key not in ROW_KEYS and not is_without_effect(key, value)
+            if key not in keys and not is_without_effect(key, value)
         ]
+        if reading is not None:
+            own, form = _read_prompt(record), reading.of_row(record)
+            changed = None if form == reading.form else form
+            return replace(own, row_id=row_id, form=changed, batch=batch, unread=unread)
         if record.get("continuation") is not None:
             return replace(_read_pair(record), row_id=row_id, unread=unread)
         overrides = _read_overrides(record, defaults)
@@ -125,8 +140,10 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
 
 
 def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -> int:
-    """``max_tokens``, lowered to the positions that the prompt leaves."""
-    room = limits.max_positions - num_prompt_tokens
+    """``max_tokens``, lowered to the positions that the prompt leaves. What is read of the last one
+    needs none."""
+    is_read = limits.reading is not None
+    room = limits.max_positions - num_prompt_tokens + is_read
     if num_prompt_tokens < 1:
         raise InputError(
             "The prompt is empty.", "The model needs at least one token.", "Put text into it."
@@ -134,7 +151,8 @@ def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -
     if room < min(1, max_tokens):
         raise InputError(
             f"The prompt has {num_prompt_tokens} tokens.",
-            f"The model has {limits.max_positions} positions, one of them for an answer.",
+            f"The model has {limits.max_positions} positions"
+            f"{'' if is_read else ', one of them for an answer'}.",
             "Shorten the prompt.",
         )
     return min(max_tokens, room)
@@ -169,6 +187,19 @@ def score_row(row_id: RowId, completion: Completion, *, num_cut: int) -> bytes:
         "num_tokens": len(completion.scored),
     }
     return dump_row({**record, "num_cut": num_cut} if num_cut else record)
+
+
+def reading_row(row_id: RowId, completion: Completion, reading: Reading, form: Form) -> bytes:
+    """The output row of what was read of a prompt's last token, without its newline."""
+    own = reading_record(read_completion(completion, reading.readout, form), form)
+    return dump_row({"id": row_id, **own, "prompt_tokens": completion.num_prompt_tokens})
+
+
+def row_keys(reading: Reading | None) -> frozenset[str]:
+    """The keys of a row that mean something."""
+    if reading is None:
+        return ROW_KEYS
+    return frozenset(("id", "prompt", "messages", "chat_template_kwargs", *reading.keys))
 
 
 def _output(output: CompletionOutput) -> dict[str, Any]:

@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from freight.errors import JobError
-from freight.jobs.batch_rows import batch_error_row, batch_row
+from freight.jobs.batch_rows import batch_error_row, batch_reading_row, batch_row
 from freight.jobs.directory import DoneRecord, JobDirectory
-from freight.jobs.formats import RowLimits, completion_row, error_row, score_row
+from freight.jobs.formats import RowLimits, completion_row, error_row, reading_row, score_row
 from freight.jobs.journal import Journal
 from freight.jobs.output import Output
 from freight.jobs.paths import check_paths, job_directory_of
+from freight.jobs.readings import Reading
 from freight.jobs.resume import Resumption
 from freight.jobs.spec import Engine, JobReport, JobSpec, Observer
 from freight.jobs.spool import Indices, Spool
@@ -66,7 +68,8 @@ def run_job(
             engine = build_engine(spool.workload(pending)) if len(pending) else _Idle()
             # The output is touched only now: a job whose engine is refused leaves none behind.
             with closing(engine), closing(_open_output(spec, resumption, journal)) as output:
-                report = _answer(engine, pending, spool, journal, output, observer)
+                write = _writer(spool, limits.reading)
+                report = _answer(engine, pending, spool, journal, output, observer, write)
                 output.sync()
                 journal.sync()
             if isinstance(spec.sink, Path):
@@ -119,6 +122,7 @@ def _answer(
     journal: Journal,
     output: Output,
     observer: Observer,
+    write: Callable[[Completion], bytes],
 ) -> JobReport:
     """Answer the rows that the journal does not hold yet."""
     num_resumed, tally, started_s = journal.num_done, _Tally(), time.monotonic()
@@ -127,7 +131,7 @@ def _answer(
         _record_failed(spool, journal, output, observer)
         requests = (spool.request(int(index)) for index in pending)
         for completion in engine.run(requests):
-            journal.append(completion.index, _answer_row(spool, completion))
+            journal.append(completion.index, write(completion))
             output.emit()
             tally.add(completion)
             observer.on_row(num_new_tokens=completion.num_new_tokens)
@@ -146,6 +150,11 @@ def _answer(
     )
 
 
+def _writer(spool: Spool, reading: Reading | None) -> Callable[[Completion], bytes]:
+    """What makes output rows of answers."""
+    return partial(_answer_row, spool) if reading is None else partial(_read_row, spool, reading)
+
+
 def _answer_row(spool: Spool, completion: Completion) -> bytes:
     row_id, batch = spool.row_id(completion.index), spool.batch(completion.index)
     if batch is not None:
@@ -153,6 +162,14 @@ def _answer_row(spool: Spool, completion: Completion) -> bytes:
     if spool.has_continuation(completion.index):
         return score_row(row_id, completion, num_cut=spool.num_cut(completion.index))
     return completion_row(row_id, completion)
+
+
+def _read_row(spool: Spool, reading: Reading, completion: Completion) -> bytes:
+    row_id, batch = spool.row_id(completion.index), spool.batch(completion.index)
+    form = spool.form(completion.index) or reading.form
+    if batch is not None:
+        return batch_reading_row(str(row_id), batch, completion, reading, form)
+    return reading_row(row_id, completion, reading, form)
 
 
 def _error_row(spool: Spool, index: int, error: str) -> bytes:

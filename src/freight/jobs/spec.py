@@ -6,10 +6,11 @@ Plain values and two protocols; nothing here reads or writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from freight.jobs.readings import Form
 from freight.runtime.request import Completion, Request, SamplingParams
 
 __all__ = ["Engine", "JobReport", "JobSpec", "Observer"]
@@ -64,12 +65,14 @@ class JobSpec:
     """One job. ``sink`` as an open descriptor is a stream, such as standard output.
 
     ``job_dir`` ``None`` means OUTPUT.freight beside a file, a temporary directory for a stream.
-    ``sampling.seed`` is the job's seed, of which each row's own is derived.
+    ``sampling.seed`` is the job's seed, of which each row's own is derived. ``form`` is how
+    embeddings are given, where the model makes them.
     """
 
     source: Path | BinaryIO
     sink: Path | int
     sampling: SamplingParams
+    form: Form = field(default_factory=Form)
     job_dir: Path | None = None
     unordered: bool = False
     restart: bool = False

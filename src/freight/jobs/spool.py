@@ -26,6 +26,7 @@ from freight.jobs.api_names import Batch
 from freight.jobs.formats import RowId
 from freight.jobs.pairs import SCORING
 from freight.jobs.prefixes import SharedPrefixes, find_prefixes
+from freight.jobs.readings import Form
 from freight.plan.beginnings import Beginnings, Shared
 from freight.plan.workload import Workload
 from freight.runtime.request import Prefix, Request, SamplingParams
@@ -269,6 +270,11 @@ class Spool:
     def num_cut(self, index: int) -> int:
         """Tokens that a row with a continuation has lost at its beginning."""
         return int(self._read_extras(index).get("cut", 0))
+
+    def form(self, index: int) -> Form | None:
+        """How the row wants its embedding, where that is not as the job gives them."""
+        own = self._read_extras(index).get("form")
+        return None if own is None else Form(**own)
 
     def row_id(self, index: int) -> RowId:
         """The row's own id, else its place in the dataset."""

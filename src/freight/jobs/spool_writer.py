@@ -10,7 +10,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
@@ -26,10 +26,12 @@ from freight.jobs.formats import (
     RowLimits,
     fit_max_tokens,
     parse_row,
+    row_keys,
 )
 from freight.jobs.json_values import refuse_broken_text
 from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader
 from freight.jobs.pairs import SCORING, check_pair, fit_pair, join_texts
+from freight.jobs.readings import Reading
 from freight.jobs.spool import RECORD, SPOOL_FILES, Spool, spool_marker
 from freight.runtime.params import SamplingParams, check_tokenizer, check_vocabulary
 from freight.runtime.tokenizer import Tokenizer
@@ -91,7 +93,7 @@ class SpoolWriter:
 
     def add(self, where: str, line: bytes | None) -> None:
         """Take the next line; ``where`` opens the text of an error found in it."""
-        row = _parse(line, where, self._defaults)
+        row = _parse(line, where, self._defaults, self._limits.reading)
         self._batch.append((where, row))
         for name in row.unread:
             if len(self._unread) < _MOST_COUNTED or name in self._unread:
@@ -166,9 +168,7 @@ class SpoolWriter:
     def _remark_keys(self) -> str | None:
         """Keys that nothing reads: parameters that are misspelt, or other servers', are quietly
         without effect."""
-        suspicions = (
-            (suspicion(name, ROW_KEYS), count) for name, count in self._unread.most_common()
-        )
+        suspicions = ((self._suspicion(name), count) for name, count in self._unread.most_common())
         told = [
             f"{own} in {count} of {self.num_rows} rows"
             for own, count in suspicions
@@ -177,6 +177,12 @@ class SpoolWriter:
         more = len(told) - _MOST_NAMES
         rest = f" and {more} others" if more > 0 else ""
         return f"keys without effect: {', '.join(told[:_MOST_NAMES])}{rest}" if told else None
+
+    def _suspicion(self, name: str) -> str | None:
+        reading = self._limits.reading
+        if reading is not None and name in ROW_KEYS:
+            return f"{name} (no token is chosen where {reading.readout.name} are made)"
+        return suspicion(name, row_keys(reading))
 
     def sync(self) -> None:
         """Make everything written durable and drop it from the page cache."""
@@ -197,8 +203,10 @@ class SpoolWriter:
                     'Give token ids, like {"prompt": [1, 2, 3]}, or put tokenizer.json beside it.',
                 )
             if row.messages is not None:
-                text = self._tokenizer.render_chat(row.messages, row.template_values)
-                row = replace(row, text=text)
+                values = row.template_values
+                if self._limits.reading is not None:  # it ends where an answer would begin
+                    values = {**values, "add_generation_prompt": False}
+                row = replace(row, text=self._tokenizer.render_chat(row.messages, values))
             if isinstance(row.continuation, str):
                 check_pair(row.text or "", row.continuation, self._limits.max_positions)
             else:
@@ -268,7 +276,7 @@ class SpoolWriter:
                 -1 if params.prompt_logprobs is None else params.prompt_logprobs,
                 score_from,
                 params.structured_outputs is not None,
-                max_tokens > 0 and _ends_early(params),
+                max_tokens > 0 and _ends_early(params) and self._limits.reading is None,
             ),
             dtype=RECORD,
         )
@@ -331,9 +339,11 @@ def write_spool(
     return Spool(directory, defaults=defaults, input_hash=reader.digest)
 
 
-def _parse(line: bytes | None, where: str, defaults: SamplingParams) -> Row:
+def _parse(
+    line: bytes | None, where: str, defaults: SamplingParams, reading: Reading | None
+) -> Row:
     if line is not None:
-        return parse_row(line, where=where, defaults=defaults)
+        return parse_row(line, where=where, defaults=defaults, reading=reading)
     limit = f"A line may have {LONGEST_LINE_BYTES >> 20} MiB"
     error = f"{where}: It was read as a row. {limit}. Write one row per line."
     return Row(error=error, is_foreign=True)
@@ -352,6 +362,8 @@ def _extras_blob(row: Row, num_cut: int) -> bytes:
         extras["error"] = row.error
     elif row.overrides:
         extras["overrides"] = row.overrides
+    if row.form is not None:
+        extras["form"] = asdict(row.form)
     if row.batch is not None:
         extras["batch"] = row.batch
     if row.is_foreign:

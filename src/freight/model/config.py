@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
 from freight.model.packing import read_packing
 from freight.model.query_growth import read_growth
 from freight.model.raw_config import RawConfig
+from freight.model.readout import decoder_of, published_readout, stated_readout
 from freight.model.rope_config import RopeConfig, read_ropes
 from freight.model.slope_steps import SLOPE_COLUMNS
 from freight.model.switches import (
@@ -115,6 +117,8 @@ def read_config(model_dir: Path) -> ModelConfig:
     if not isinstance(raw, dict):
         raise refusal(asked, ["its config.json holds no JSON object"])
     config = parse_config({**quantised_beside(path), **raw}, str(path))
+    if (readout := published_readout(path.parent)) is not None:
+        config = replace(config, readout=readout)
     return as_files_say(config, FAMILIES[config.family], path.parent)
 
 
@@ -160,6 +164,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["layer_inputs"] = switches["layer_inputs"] or None
     switches["query_growth"] = read_growth(config, keys)
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
+    switches["readout"] = stated_readout(raw, [*family.architectures, *PARTS], config.problems)
     _derive_widths(switches, config.problems)
     switches["other_heads"] = _read_other_heads(config, keys, switches)
     ropes = read_ropes(config, keys, switches, num_layers)
@@ -186,10 +191,14 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list):
         architectures = [architectures]
+    # What is not known itself may have the layers of one that is, and read out something else.
+    known = [item for item in architectures if isinstance(item, str)]
+    if not any(item in family.architectures for family in FAMILIES.values() for item in known):
+        known = [decoder for item in known if (decoder := decoder_of(item)) is not None]
     found = {
         name: family
         for name, family in FAMILIES.items()
-        if any(item in family.architectures for item in architectures)
+        if any(item in family.architectures for item in known)
         or (not architectures and raw.get("model_type") in family.model_types)
     }
     part = raw.get("text_config")
@@ -198,7 +207,7 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     own = (pair for pair in found.items() if kind in pair[1].model_types)
     for name, family in itertools.chain(own, found.items()):
         return name, family
-    known = ", ".join(
+    told = ", ".join(
         sorted({item for f in FAMILIES.values() for item in f.architectures} | {*PARTS})
     )
     stated = f"architecture {', '.join(map(str, architectures))}"
@@ -206,7 +215,7 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
         stated = f"no architecture and model_type {raw.get('model_type')!r}"
     raise ModelError(
         f"{place} describes a model of {stated}.",
-        f"Supported architectures are {known}.",
+        f"Supported architectures are {told}.",
         "Choose a model of one of these.",
     )
 

@@ -52,8 +52,10 @@ _CHOICES: Final = {
 
 def contradictions(config: ModelConfig) -> list[str]:
     """All that is wrong with a description, in words."""
+    is_read = config.readout is None or bool(config.readout.labels) or config.final_norm
     small = [name for name in _COUNTS if getattr(config, name) < 1]
     problems = [f"{name} is {getattr(config, name)}, it must be at least 1" for name in small]
+    problems += [] if is_read else ["embeddings are read behind a last norm, and it has none"]
     if config.num_kv_heads > 0 and config.num_heads % config.num_kv_heads:
         problems.append(
             f"{config.num_heads} query heads cannot be shared out over "

@@ -82,10 +82,13 @@ def build_programme(config: ModelConfig) -> Programme:
     sizes = [unit.num_elements for unit in units[1:]]
     largest = max(map(sum, pairwise([*sizes, sizes[0]]))) // 2
     most = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
-    num_chunks = -(-config.vocab_size // align_down(most, _HEAD_GRANULE_ROWS))
-    chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
-    for first in range(0, config.vocab_size, chunk):
-        units.append(builder.head(first, min(chunk, config.vocab_size - first)))
+    count = config.head_size
+    num_chunks = -(-count // align_down(most, _HEAD_GRANULE_ROWS))
+    chunk = align_up(-(-count // num_chunks), _HEAD_GRANULE_ROWS)
+    if config.readout is not None and not config.readout.labels:
+        chunk = count
+    for first in range(0, count, chunk):
+        units.append(builder.head(first, min(chunk, count - first)))
     return Programme(units=tuple(units), carried=carried(config))
 
 
@@ -397,9 +400,9 @@ class _Builder(Projections):
         c, x, norm, narrow = self.config, "x", None, None
         if c.final_norm:
             norm, x = self.norm("head.norm", "x", "normed"), "normed"
-        if c.embedding_size != c.hidden_size:
+        if c.embedding_size != c.hidden_size and c.readout is None:
             narrow = self.project("head.project", x, "narrowed", ("E", "D"))
-        bias = self.vector("head.bias", "V") if c.head_bias else None
+        bias = self.vector("head.bias", "V") if c.head_bias and c.readout is None else None
         unit = head_unit(c, first_row, num_rows, norm=norm, narrow=narrow, bias=bias)
         if c.streams is None:
             return unit

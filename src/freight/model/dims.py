@@ -2,11 +2,11 @@
 
 D model width, E width of the embedding, F of an MLP, N query heads, K key/value heads, H their
 width, U that of values where it is another, k and h heads and width of layers where these are
-others, n query heads of these, V vocabulary, P positions; p inputs that a layer has of its own, i
-those of all layers, w width of the MLP of layers that attend the keys of others; X experts, e of
-them that a token takes, Y width of one, Z of the MLP beside them, L of what they work on where that
-is narrow; s residual streams, m mappings that are made of them before a block, in c parts. Those of
-latents and of what rows keep beside these: no letter means two things.
+others, n query heads of these, V vocabulary, y labels, P positions; p inputs that a layer has of
+its own, i those of all layers, w width of the MLP of layers that attend the keys of others; X
+experts, e of them that a token takes, Y width of one, Z of the MLP beside them, L of what they work
+on where that is narrow; s residual streams, m mappings that are made of them before a block, in c
+parts. Those of latents and of what rows keep beside these: no letter means two things.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         own_parts = 2 + (streams.rounds > 0)
         mapped = streams.count + streams.share_columns
         parts.append({"s": streams.count, "m": mapped, "c": own_parts})
+    if config.readout is not None:
+        parts.append({"y": len(config.readout.labels)})
     if isinstance(config.recurrence, KeptLatents):
         index = config.recurrence.index
         parts.append({"l": index.num_heads, "t": index.width})

@@ -160,9 +160,11 @@ class Unit:
         return Unit(name=self.name, kind=self.kind, layer=self.layer, steps=steps)
 
     @property
-    def last_matrix(self) -> Weight:
-        """That of its last product: of a head, the rows that make logits."""
-        return next(s.weight for s in reversed(self.steps) if isinstance(s, Project))
+    def columns(self) -> range:
+        """Of a head, those of the logits that it makes: by rows of a matrix, or by a norm alone."""
+        own = next(s.weight for s in reversed(self.steps) if isinstance(s, Project | Norm))
+        first, count = (own.first_row, own.num_rows) if own.is_matrix else (0, own.num_columns)
+        return range(first, first + count)
 
     def matmul_flops(self, num_tokens: int) -> int:
         """Multiply-adds counted as two, products only."""

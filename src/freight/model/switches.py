@@ -21,6 +21,7 @@ from freight.model.layer_kinds import (
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.query_growth import QueryGrowth
+from freight.model.readout import Readout
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import SLOPE_COLUMNS
 
@@ -69,7 +70,8 @@ class ModelConfig:
     with or without experts, or "both", as all have where it is None. ``factors`` multiply what
     matrices of a layer make, by their names.
     With ``streams`` the residual stream is several; queries may grow with their position.
-    ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
+    ``packing`` says how the checkpoint's matrices are quantised, where config.json does. A
+    ``readout`` stands in place of the rows of the vocabulary that make logits.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
     kept as, None for the type that is computed with; of the keys that a single query sees, the
@@ -141,8 +143,16 @@ class ModelConfig:
     parts: tuple[str, ...] | None = None
     factors: tuple[tuple[str, float], ...] = ()
     packing: Packing | None = None
+    readout: Readout | None = None
     kv_format: Grouped | None = None
     attended_share: float = 1.0
+
+    @property
+    def head_size(self) -> int:
+        """Numbers that the head makes of a token."""
+        if self.readout is None:
+            return self.vocab_size
+        return len(self.readout.labels) or self.hidden_size
 
     @property
     def attention_scale(self) -> float:

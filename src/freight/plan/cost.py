@@ -427,7 +427,7 @@ class Cost:
 
     def _finish_s(self, batch: MicroBatch) -> float:
         """Tokens are chosen from the logits, in float32."""
-        logits = 4 * self.config.vocab_size * batch.num_picked
+        logits = 4 * self.config.head_size * batch.num_picked
         return self.unit.sweep_s + _LOGIT_PASSES * logits / self.unit.memory_bytes_per_s
 
 

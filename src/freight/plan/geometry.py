@@ -247,7 +247,7 @@ def _measure_rows(
         embedding_slots=block if receives else RING_SLOTS["embedding rows"],
         departing_bytes=policy.max_batch_tokens * handed_columns(config) * size if sends else 0,
         logit_rows=logit_rows,
-        logits_bytes=block * logit_rows * config.vocab_size * 4,
+        logits_bytes=block * logit_rows * config.head_size * 4,
         picked_bytes=block * (logit_rows + scored) * row_bytes,
         scored_tokens=scored,
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),

@@ -233,7 +233,8 @@ def lay_out(
         heads = [unit for unit in programme.units if unit.kind == "head"]
         parts = (part for unit in heads for part in lay_out_unit(unit).parts)
         own = tuple(part for part in parts if part.weight.name == "head.weight")
-        tables[0] = Table(weight=looked_up[0], parts=own, is_head=True)
+        if own:  # what a readout has in place of a head is no table
+            tables[0] = Table(weight=looked_up[0], parts=own, is_head=True)
     beside = [weight for weight in programme.embedding.weights if weight not in looked_up]
     return WeightLayout(
         programme=programme,

@@ -70,7 +70,7 @@ def workspace_bytes(
         is_scored = unit.kind == "head" and unit.steps and workload.max_scored_tokens
         if not is_scored:
             return sampled
-        columns = unit.last_matrix.num_rows
+        columns = len(unit.columns)
         count = min(scored_chunk(policy, columns), policy.max_batch_tokens)
         widened = 4 * columns if size < 4 else 0
         return max(

@@ -24,6 +24,7 @@ from freight.runtime.request import (
     FinishReason,
     Logprob,
     Request,
+    Vector,
 )
 from freight.runtime.sampler import sample_seed
 from freight.runtime.scores import ScoreLog, Scores
@@ -39,12 +40,14 @@ Ending = tuple[FinishReason, int | str | None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewTokens:
     """What was made of a micro-batch: a token for each row that makes one, the scores of those
-    whose rows ask for them, and the scores of the prompts' tokens, each in the order of the rows.
+    whose rows ask for them, and the scores of the prompts' tokens, each in the order of the rows;
+    or in place of tokens ``vectors`` [rows, n], what a readout has made of their last ones.
     """
 
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] = ()
     scores: Scores | None = None
     prompt_scores: Scores | None = None
+    vectors: Vector | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,7 +61,7 @@ class Row:
     ``prefix`` is the row that computes the beginning of its prompt, where that is shared; such a
     row ``is_prefix`` and answers nothing. ``draft`` are guesses that it brings to this sweep behind
     its tokens; of ``written_len`` tokens there are keys, those behind ``kv_len`` of guesses that
-    were wrong.
+    were wrong. ``vector`` is what a readout has made of its last token.
     """
 
     key: RowKey
@@ -74,6 +77,7 @@ class Row:
     is_moving: bool = False
     prefix: Row | None = None
     is_prefix: bool = False
+    vector: Vector | None = None
     draft: Sequence[int] = ()
     written_len: int = 0
 
@@ -194,6 +198,7 @@ class Answer:
             num_prompt_tokens=len(self.request.prompt_ids),
             outputs=tuple(output for _, output in sorted(self._outputs.items())),
             prompt_logprobs=self._prompt_logprobs(),
+            vector=row.vector,
         )
 
     def _prompt_logprobs(self) -> tuple[Logprob | None, ...] | None:

@@ -217,6 +217,8 @@ def _plan(
     else:
         marks["bits"], marks["group size"] = str(compression.bits), str(compression.group_size)
         marks |= {"groups": "across rows"} if compression.across else {}
+    if config.readout is not None:  # other matrices are kept
+        marks["what is made"] = config.readout.name
     marks |= {str(path): mark for path, mark in _identify(sources, formats)}
     own = directory / _key(marks)
     work = _Work(

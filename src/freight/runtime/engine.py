@@ -29,6 +29,7 @@ from freight.model.layer_kinds import Recurrence
 from freight.model.number_format import find_compressed
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
+from freight.model.task import for_task
 from freight.plan.admission import Lengths
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
@@ -140,7 +141,7 @@ def open_model(
     answers are structured, what keeps them so."""
     quiet_allocator()
     config = approximate(
-        read_config(model_dir),
+        for_task(read_config(model_dir), options.task),
         kv_bits=options.kv_bits,
         group_size=options.group_size,
         attended_share=options.sparse_attention,
@@ -306,7 +307,9 @@ class Engine:
 
     def _eos_ids(self) -> frozenset[int]:
         """Those that the model can make: configurations name others, too."""
-        known = () if self.tokenizer is None else self.tokenizer.eos_token_ids
+        if self.tokenizer is None or self.config.readout is not None:
+            return frozenset()
+        known = self.tokenizer.eos_token_ids
         return frozenset(own for own in known if own < self.config.vocab_size)
 
     def _keep_budget(self) -> None:
@@ -376,6 +379,12 @@ class Engine:
             check_tokenizer(request.params, self.tokenizer)
             yield request
 
+    def _make(self, batch: MicroBatch, logits: torch.Tensor, scheduler: Scheduler) -> NewTokens:
+        """What is made of the logits: tokens, or what a readout leaves in their place."""
+        if self.config.readout is None:
+            return self._sample(logits, scheduler.draws(batch))
+        return NewTokens(vectors=logits.cpu().numpy().copy())
+
     def _sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> NewTokens:
         """Choose a token for each draw, and score those that are to be."""
         token_ids = sample(logits, draws)
@@ -391,7 +400,7 @@ class Engine:
         def finish(
             batch: MicroBatch, logits: torch.Tensor, prompt_scores: Scores | None
         ) -> NewTokens:
-            made = self._sample(logits, scheduler.draws(batch))
+            made = self._make(batch, logits, scheduler)
             return replace(made, prompt_scores=prompt_scores)
 
         on_device = self.device.tier == "gpu"

@@ -81,20 +81,19 @@ class Head:
         return RunningScores(self._buffers.scores[batch.index, : batch.num_scored])
 
     def _sampled(self, batch: MicroBatch, unit: Unit, weights: Mapping[str, WeightParts]) -> None:
-        matrix, k, count = unit.last_matrix, batch.index, batch.num_logits
+        k, count, columns = batch.index, batch.num_logits, unit.columns
         with self._workspace.frame():
-            columns = self._logits(unit, weights, self._buffers.picked[k, :count])
-            end = matrix.first_row + matrix.num_rows
-            self._buffers.logits[k, :count, matrix.first_row : end].copy_(columns)
+            found = self._logits(unit, weights, self._buffers.picked[k, :count])
+            self._buffers.logits[k, :count, columns.start : columns.stop].copy_(found)
 
     def _scored(
         self, prepared: PreparedBatch, unit: Unit, weights: Mapping[str, WeightParts]
     ) -> None:
-        batch, matrix = prepared.batch, unit.last_matrix
+        batch, rows = prepared.batch, unit.columns
         first, count = batch.num_logits, batch.num_scored
         picked = self._buffers.picked[batch.index, first : first + count]
         scores = self._scores(batch)
-        step = scored_chunk(self._policy, matrix.num_rows)
+        step = scored_chunk(self._policy, len(rows))
         for start in range(0, count, step):
             with self._workspace.frame():
                 columns = self._logits(unit, weights, picked[start : start + step])
@@ -103,14 +102,14 @@ class Head:
                     wide = self._workspace.take(*columns.shape, dtype=torch.float32)
                     wide.copy_(columns)
                 targets = prepared.scored_targets[start : start + step]
-                scores.merge(start, wide, matrix.first_row, targets)
+                scores.merge(start, wide, rows.start, targets)
 
     def _logits(
         self, unit: Unit, weights: Mapping[str, WeightParts], x: torch.Tensor
     ) -> torch.Tensor:
         """The unit's logits [n, c] of rows of the residual stream, in the workspace's present
         frame."""
-        columns = self._workspace.take(x.shape[0], unit.last_matrix.num_rows, dtype=x.dtype)
+        columns = self._workspace.take(x.shape[0], len(unit.columns), dtype=x.dtype)
         values = {**by_name(self._carried, x), "logits": columns}
         run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
         return columns

@@ -22,6 +22,7 @@ from freight.model.number_format import (
     find_compression,
     fit_head,
 )
+from freight.model.task import TASKS
 from freight.plan.policy import ROUNDING, Admission, find_rule
 
 __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
@@ -54,9 +55,11 @@ class EngineOptions:
     parts of layers.
     ``sim_bytes_per_s`` caps the links of the simulated device.
     ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
-    proves every operation legal before it runs. ``trace_path`` is where the times of all operations
+    proves every operation legal before it runs. ``task`` is what the model is run for, by its files
+    if "auto". ``trace_path`` is where the times of all operations
     are written. ``machine`` has this machine's rates: with them a run is predicted."""
 
+    task: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
     cpu_memory_bytes: int | None = None
@@ -116,6 +119,7 @@ class EngineOptions:
         for flag, value, known in (
             ("--device", self.device, DEVICES),
             ("--dtype", self.dtype, DTYPES),
+            ("--task", self.task, TASKS),
         ):
             if value not in known:
                 raise InputError(

@@ -300,7 +300,7 @@ class Placement:
         embedding_bytes = g.embedding_bytes
         departing_bytes = g.departing_bytes
         block, rows = policy.num_micro_batches, g.logit_rows
-        columns, vocab = self.plan.layout.stream_columns, self._config.vocab_size
+        columns, vocab = self.plan.layout.stream_columns, self._config.head_size
 
         def ring(arena: Arena, purpose: str, name: str, *shape: int) -> torch.Tensor:
             return _take(arena, purpose, RING_SLOTS[name], *shape)

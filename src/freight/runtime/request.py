@@ -1,6 +1,6 @@
 """What a caller asks of the engine for one row, and what it gets back.
 
-Plain values: no tensors, no tokenizer, no schedule.
+Plain values and arrays: no tensors, no tokenizer, no schedule.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from freight.runtime.params import SamplingParams
 
@@ -20,9 +23,11 @@ __all__ = [
     "Prefix",
     "Request",
     "SamplingParams",
+    "Vector",
 ]
 
 FinishReason = Literal["stop", "length"]
+Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,13 +103,15 @@ class Completion:
 
     ``text``, ``token_ids`` and ``finish_reason`` are those of the first. ``prompt_logprobs`` has an
     entry for each token of the prompt, ``None`` for the first, which nothing comes before, and for
-    those that were not to be scored.
+    those that were not to be scored. Of a model with a readout there is one output without text,
+    and its ``vector`` [n] is an embedding, as it is computed, or a number for each label.
     """
 
     index: int
     num_prompt_tokens: int
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    vector: Vector | None = None
 
     @property
     def text(self) -> str:

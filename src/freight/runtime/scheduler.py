@@ -251,12 +251,15 @@ class Scheduler:
         k = batch.index
         self._take_prompt_scores(batch, made)
         token_ids, num_scored = iter(made.token_ids), 0
+        vectors = iter(() if made.vectors is None else made.vectors)
         completions = []
         for span, row in _walk(batch, self._running[k]):
             row.written_len = span.total_len
             row.kv_len = span.total_len - len(row.draft)
             ending: Ending | None = None
-            if count := len(span.logit_positions):
+            if span.logit_positions and made.vectors is not None:
+                row.vector, ending = next(vectors), ("stop", None)
+            elif count := len(span.logit_positions):
                 ending = self._append(row, [*islice(token_ids, count)], made, num_scored)
                 num_scored += count if row.score_log is not None else 0
             elif row.kv_len == row.num_tokens:

@@ -72,6 +72,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "a head with a bias": config.head_bias,
         "norms of what experts make together": config.norms_sum,
         "experts in parallel blocks": config.parallel and experts is not None,
+        "a readout in place of a head": config.readout is not None,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,
     }

@@ -31,6 +31,7 @@ from freight.model.compression import describe_fit
 from freight.model.config import read_config
 from freight.model.number_format import find_compressed
 from freight.model.sources import TensorSource
+from freight.model.task import for_task
 from freight.partition.layout import Mesh
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
@@ -172,7 +173,13 @@ def _open(
     tight_allocator()
     if compiles:
         warm_up_compiler()
-    config = read_config(model_dir).for_rows(workload.max_total_tokens)
+    config = for_task(read_config(model_dir), options.task).for_rows(workload.max_total_tokens)
+    if config.readout is not None:
+        raise InputError(
+            f"{config.readout.name.capitalize()} were to be made over ranks that share layers.",
+            "A model that is cut over ranks has the rows of its vocabulary as its head.",
+            "Use --split layers or rows.",
+        )
     if workload.max_scored_tokens:
         raise InputError(
             f"Log-probabilities of up to {workload.max_scored_tokens} tokens of a prompt were "

@@ -43,6 +43,7 @@ from freight.model.compression import packed_formats
 from freight.model.config import read_config
 from freight.model.gguf_tensors import find_gguf
 from freight.model.number_format import find_compressed
+from freight.model.task import refuse_readout
 
 __all__ = ["evaluate_model"]
 
@@ -80,6 +81,7 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
 def _is_quantised(model_dir: Path) -> bool:
     """Whether the checkpoint has matrices in few bits, which are not made anew."""
     config = read_config(model_dir)
+    refuse_readout(config, "A model was to be evaluated by the odds of its tokens.")
     if config.packing is None and find_gguf(model_dir) is None:
         return False
     sources = resolve(config, model_dir)

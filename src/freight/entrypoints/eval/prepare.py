@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from freight.entrypoints.eval import exact_match, last_word, perplexity
 from freight.entrypoints.eval.rows import Rows, spool_rows
+from freight.entrypoints.model_source import limits_of
 from freight.jobs.formats import RowLimits
 from freight.model.config import read_config
 from freight.runtime.request import SamplingParams
@@ -28,7 +29,7 @@ def prepare_rows(job: Mapping[str, Any]) -> dict[str, Any]:
     chosen (``sampling``), and what else its figures depend on (``about``)."""
     model_dir = Path(job["model"])
     config, tokenizer = read_config(model_dir), Tokenizer(model_dir)
-    limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
+    limits = limits_of(config)
     prepared = {}
     for measure, source in job["sources"].items():
         rows, sampling, about = _describe(measure, Path(source), job["flags"], tokenizer, limits)
