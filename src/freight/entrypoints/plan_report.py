@@ -114,13 +114,14 @@ class Question:
 
 def describe(question: Question, choice: Choice) -> Iterator[str]:
     """Some lines for a person."""
-    work, told = question.workload, choice.forecast
+    work, told, is_read = question.workload, choice.forecast, question.config.readout is not None
+    unit = "row" if is_read else "new token"
     yield (
         f"model    {question.model}: {question.config.num_layers} layers, "
-        f"{question.size_text}{_compression(question)}"
+        f"{question.size_text}{_compression(question)}{_task(question)}"
     )
     yield f"machine  {question.machine.name}: {question.machine.description}"
-    yield f"work     {describe_work(work)}"
+    yield f"work     {describe_work(work, is_read=is_read)}"
     yield ""
     yield f"policy   {flags_of(choice.plan.policy)}"
     yield f"         weights come out as {_weights(choice)} % on gpu/cpu/disk"
@@ -128,9 +129,10 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
         f"time     {_phases(told)}in all {time_text(told.seconds)}; "
         f"loading {time_text(told.load_s)}"
     )
+    prompts = "token/s of prompts" if is_read else "with prompts"
     yield (
-        f"speed    {told.tokens_per_s:.3g} new token/s, {_all_tokens_per_s(question, choice):.3g} "
-        f"with prompts; a block of {_rows_text(_block_rows(question, choice))} takes "
+        f"speed    {told.tokens_per_s:.3g} {unit}/s, {_all_tokens_per_s(question, choice):.3g} "
+        f"{prompts}; a block of {_rows_text(_block_rows(question, choice))} takes "
         f"{time_text(_latency_s(question, choice))}"
     )
     yield f"busy     {', '.join(_busy(choice))}"
@@ -141,7 +143,7 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     costs = costs_of(question, choice.forecast.tokens_per_s)
     if costs:
         dollars = ", ".join(f"${own:.3g} {how}" for how, own in costs.items())
-        yield f"cost     per million new tokens {dollars}"
+        yield f"cost     per million {unit}s {dollars}"
 
 
 def explain(
@@ -210,11 +212,12 @@ def compare(answers: Sequence[tuple[Question, Choice]]) -> Iterator[str]:
         )
 
 
-def describe_work(work: Workload) -> str:
-    """Rows and their lengths."""
+def describe_work(work: Workload, *, is_read: bool = False) -> str:
+    """Rows and their lengths; of rows whose last token ``is_read`` nothing is new."""
     prompt = _length(work.max_prompt_tokens, _mean_prompt(work))
     new = _length(work.max_new_tokens, work.expected_new_tokens / work.num_rows)
-    told = f"{_rows_text(work.num_rows)} of {prompt} prompt and {new} new tokens"
+    lengths = f"{prompt} tokens" if is_read else f"{prompt} prompt and {new} new tokens"
+    told = f"{_rows_text(work.num_rows)} of {lengths}"
     if (own := work.beginnings) is not None:
         mean = round(work.mean_shared_tokens(1))
         told += f"; rows begin alike, with {_length(own.most_tokens, mean)} tokens"
@@ -319,6 +322,11 @@ def _phases(told: Forecast) -> str:
     if not told.prefill_s:
         return ""
     return f"prefill {time_text(told.prefill_s)}, decode {time_text(told.decode_s)}, "
+
+
+def _task(question: Question) -> str:
+    readout = question.config.readout
+    return "" if readout is None else f", for {readout.name}"
 
 
 def _compression(question: Question) -> str:

@@ -32,7 +32,7 @@ from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
 from freight.model.packing import read_packing
 from freight.model.query_growth import read_growth
 from freight.model.raw_config import RawConfig
-from freight.model.readout import decoder_of, published_readout, stated_readout
+from freight.model.readout import decoders_of, published_readout, stated_readout
 from freight.model.rope_config import RopeConfig, read_ropes
 from freight.model.slope_steps import SLOPE_COLUMNS
 from freight.model.switches import (
@@ -194,7 +194,7 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     # What is not known itself may have the layers of one that is, and read out something else.
     known = [item for item in architectures if isinstance(item, str)]
     if not any(item in family.architectures for family in FAMILIES.values() for item in known):
-        known = [decoder for item in known if (decoder := decoder_of(item)) is not None]
+        known = [decoder for item in known for decoder in decoders_of(item)]
     found = {
         name: family
         for name, family in FAMILIES.items()

@@ -14,12 +14,16 @@ from typing import Any, Final
 
 from freight.errors import ModelError
 
-__all__ = ["PROBLEMS", "Readout", "decoder_of", "published_readout", "stated_readout"]
+__all__ = ["PROBLEMS", "Readout", "decoders_of", "published_readout", "stated_readout"]
 
 _CLASSIFIER: Final = "ForSequenceClassification"
 _ALONE: Final = "Model"
-_DECODER: Final = "ForCausalLM"
+_DECODERS: Final = ("ForCausalLM", "LMHeadModel")
+_PART: Final = "Text"
+"""In the names of the part that reads, of models that also see."""
 PROBLEMS: Final = ("regression", "single_label_classification", "multi_label_classification")
+_CAUSAL: Final = {"is_causal": True, "use_bidirectional_attention": False}
+"""What config.json says of models whose tokens see those before them alone."""
 _USUAL_LABELS: Final = 2
 """What transformers assumes where nothing is said."""
 _LAST_TOKEN: Final = "pooling_mode_lasttoken"
@@ -46,12 +50,15 @@ class Readout:
         return "scores of labels" if self.labels else "embeddings"
 
 
-def decoder_of(architecture: str) -> str | None:
-    """The architecture that generates with the same layers, of one that labels or has no head."""
+def decoders_of(architecture: str) -> tuple[str, ...]:
+    """What architectures that generate with the same layers may be called, of one that labels or
+    has no head."""
     for suffix in (_CLASSIFIER, _ALONE):
         if architecture.endswith(suffix):
-            return architecture.removesuffix(suffix) + _DECODER
-    return None
+            stem = architecture.removesuffix(suffix)
+            stems = dict.fromkeys((stem, stem.removesuffix(_PART)))
+            return tuple(own + decoder for own in stems for decoder in _DECODERS)
+    return ()
 
 
 def stated_readout(raw: Mapping[str, Any], known: Sequence[str], problems: list[str]) -> Any:
@@ -61,6 +68,9 @@ def stated_readout(raw: Mapping[str, Any], known: Sequence[str], problems: list[
     named = architectures if isinstance(architectures, list) else [architectures]
     if not named or named[0] in known or not isinstance(named[0], str):
         return None
+    for name, causal in _CAUSAL.items():
+        if raw.get(name, causal) not in (None, causal):
+            problems.append(f"{name} is {raw[name]!r}: tokens would see what follows them")
     if not named[0].endswith(_CLASSIFIER):
         return Readout() if named[0].endswith(_ALONE) else None
     labels = _labels(raw, problems)

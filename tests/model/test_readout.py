@@ -1,0 +1,159 @@
+"""What models are for, by their files: to generate, to embed, to label."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freight.errors import InputError, ModelError
+from freight.model.config import parse_config, read_config
+from freight.model.decoder import build_programme, tensor_shapes
+from freight.model.readout import Readout
+from freight.model.task import for_task, refuse_readout
+
+SMALL: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+POOLING = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+def of(architecture: str, **changes: Any) -> Any:
+    return parse_config({**SMALL, "architectures": [architecture], **changes})
+
+
+def publish(directory: Path, kinds: tuple[str, ...], pooling: dict[str, Any]) -> Path:
+    """A model as sentence-transformers keeps it."""
+    raw = {**SMALL, "architectures": ["Qwen3ForCausalLM"]}
+    (directory / "config.json").write_text(json.dumps(raw))
+    paths = {"Pooling": "1_Pooling", "Dense": "2_Dense"}
+    modules = [
+        {"idx": n, "path": paths.get(kind, ""), "type": f"sentence_transformers.models.{kind}"}
+        for n, kind in enumerate(kinds)
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return directory
+
+
+def test_what_an_architecture_is_for() -> None:
+    assert of("Qwen3ForCausalLM").readout is None
+    assert of("Qwen3Model").readout == Readout()
+    labels = of("Qwen3ForSequenceClassification", id2label={"1": "no", "0": "yes"}).readout
+    assert labels == Readout(labels=("yes", "no"), problem="single_label_classification")
+    counted = of("Qwen3ForSequenceClassification", num_labels=1).readout
+    assert counted == Readout(labels=("LABEL_0",), problem="regression")
+    assert len(of("Qwen3ForSequenceClassification").readout.labels) == 2
+    several = of("Qwen3ForSequenceClassification", problem_type="multi_label_classification")
+    assert several.readout.problem == "multi_label_classification"
+    # These are called so though they generate.
+    assert parse_config(_BLOOM).readout is None
+
+
+_BLOOM: dict[str, Any] = {
+    "architectures": ["BloomModel"],
+    "model_type": "bloom",
+    "vocab_size": 320,
+    "n_embed": 64,
+    "n_layer": 2,
+    "num_attention_heads": 4,
+}
+
+
+def test_what_stands_in_place_of_a_head() -> None:
+    plain = of("Qwen3ForCausalLM")
+    labels = of("Qwen3ForSequenceClassification", num_labels=3)
+    stream = of("Qwen3Model")
+    assert [own.head_size for own in (plain, labels, stream)] == [320, 3, 64]
+    shapes = {own.head_size: tensor_shapes(own) for own in (plain, labels, stream)}
+    assert shapes[3].keys() - shapes[64].keys() == {"score.weight"}
+    assert shapes[3]["score.weight"] == (3, 64)
+    assert shapes[320].keys() - shapes[64].keys() == {"head.weight"}
+    for own in (labels, stream):
+        heads = [unit for unit in build_programme(own).units if unit.kind == "head"]
+        assert [unit.columns for unit in heads] == [range(own.head_size)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "words"),
+    [
+        ("Qwen3ForSequenceClassification", {"num_labels": 0}, "num_labels is 0"),
+        ("Qwen3ForSequenceClassification", {"id2label": {"1": "a", "2": "b"}}, "1, 2, expected 0"),
+        ("Qwen3ForSequenceClassification", {"problem_type": "x"}, "problem_type is 'x'"),
+        ("Qwen3Model", {"is_causal": False}, "is_causal is False"),
+        ("Qwen3Model", {"use_bidirectional_attention": True}, "tokens would see what follows"),
+        ("FooForSequenceClassification", {}, "Supported architectures are"),
+        ("FooModel", {}, "Supported architectures are"),
+    ],
+)
+def test_what_cannot_be(architecture: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        of(architecture, **changes)
+    assert words in str(caught.value)
+
+
+def test_sentence_transformers_files(tmp_path: Path) -> None:
+    for number, (kinds, is_unit) in enumerate(((MODULES, True), (MODULES[:2], False))):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        config = read_config(publish(directory, kinds, POOLING))
+        assert config.readout == Readout(is_unit=is_unit)
+        assert for_task(config, "generate").readout is None
+        assert for_task(config, "embed").readout == Readout(is_unit=is_unit)
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    assert read_config(publish(newer, MODULES, {"pooling_mode": "lasttoken"})).readout == Readout()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "words"),
+    [
+        (MODULES, {"pooling_mode_mean_tokens": True}, "read by pooling_mode_mean_tokens"),
+        (MODULES, {**POOLING, "pooling_mode_cls_token": True}, "and pooling_mode_cls_token"),
+        (MODULES, {"pooling_mode": "mean"}, "pooling_mode 'mean'"),
+        (MODULES, {}, "nothing that its files say"),
+        ((*MODULES[:2], "Dense"), POOLING, "it has Dense"),
+    ],
+)
+def test_embeddings_of_other_tokens(
+    kinds: tuple[str, ...], pooling: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        read_config(publish(tmp_path, kinds, pooling))
+    assert words in str(caught.value)
+
+
+def test_tasks() -> None:
+    plain, labels = of("Qwen3ForCausalLM"), of("Qwen3ForSequenceClassification")
+    for task in ("auto", "generate"):
+        assert for_task(plain, task) is plain or for_task(plain, task) == plain
+    assert for_task(plain, "embed").readout == for_task(labels, "embed").readout == Readout()
+    assert for_task(labels, "auto") == for_task(labels, "classify") == labels
+    for config, task in ((plain, "classify"), (labels, "generate"), (of("Qwen3Model"), "classify")):
+        with pytest.raises(InputError, match=f"task {task}"):
+            for_task(config, task)
+    bare = parse_config(
+        {
+            "architectures": ["OPTForCausalLM"],
+            "model_type": "opt",
+            "do_layer_norm_before": False,
+            **{key: value for key, value in SMALL.items() if key != "model_type"},
+            "ffn_dim": 160,
+        }
+    )
+    with pytest.raises(InputError, match="no norm behind its last layer"):
+        for_task(bare, "embed")
+    refuse_readout(plain, "Words were wanted.")
+    with pytest.raises(InputError, match="makes scores of labels"):
+        refuse_readout(labels, "Words were wanted.")
