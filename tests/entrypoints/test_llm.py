@@ -62,7 +62,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_the_names_are_these_and_resolve() -> None:
-    assert freight.__all__ == ["LLM", "Completion", "SamplingParams"]
+    assert freight.__all__ == ["LLM", "Classification", "Completion", "Embedding", "SamplingParams"]
     assert all(getattr(freight, name).__name__ == name for name in freight.__all__)
     assert set(freight.__all__) <= set(dir(freight))
     with pytest.raises(AttributeError, match="no attribute 'Llm'"):

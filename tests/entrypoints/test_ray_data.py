@@ -41,6 +41,23 @@ def ask(own: BatchAnswerer, rows: list[dict[str, Any]], size: int, *names: str) 
     ]
 
 
+def test_embeddings_are_columns() -> None:
+    own = BatchAnswerer("demo", task="embed", **MACHINE)
+    given = batch([*ROWS[:3], {"id": "empty", "prompt": ""}])
+    with LLM("demo", task="embed", **MACHINE) as llm:
+        wanted = [*llm.embed([row["prompt"] for row in ROWS[:3]])]
+    found = own(given)
+    assert {*found} == {"id", "prompt", "embedding", "prompt_tokens", "error"}
+    for row, answer in zip(found["embedding"], wanted, strict=False):
+        np.testing.assert_allclose(row, answer.embedding, atol=1e-5)
+    assert found["embedding"][3] is None and "empty" in found["error"][3]
+    assert [*found["prompt_tokens"][:3]] == [answer.num_prompt_tokens for answer in wanted]
+    chats = {"messages": column([[{"role": "user", "content": "3 km"}]])}
+    assert found["embedding"][0].shape == own(chats)["embedding"][0].shape
+    with pytest.raises(InputError, match="makes embeddings"):
+        BatchAnswerer("demo", task="embed", params={"max_tokens": 3}, **MACHINE)
+
+
 def test_answers_are_those_of_the_model() -> None:
     """A column of a parameter's name sets it; own columns stay."""
     own = BatchAnswerer("demo", **MACHINE)

@@ -19,14 +19,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import cached_property
-from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.idle_threads import wait_briefly
+from freight.entrypoints.llm_answers import Answers
 from freight.entrypoints.llm_rows import (
     Params,
     Prompt,
@@ -164,7 +164,7 @@ class LLM:
         self._model_dir = find_model(read_model(model))
         self._config = config = for_task(read_config(self._model_dir), self._options.task)
         self._limits = row_limits(config, self._model_dir)
-        self._running: weakref.WeakSet[_Answers] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Answers[Any]] = weakref.WeakSet()
         self._keeper: WeightKeeper | None = None
         _OPEN.add(self)
 
@@ -192,6 +192,11 @@ class LLM:
     def max_positions(self) -> int:
         """The most tokens that a prompt and its answer may have together."""
         return self._config.max_positions
+
+    @property
+    def makes(self) -> str:
+        """What the model is run for: "answers", "embeddings" or "scores of labels"."""
+        return "answers" if self._config.readout is None else self._config.readout.name
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -292,18 +297,22 @@ class LLM:
                 "Choose another model." if makes_labels else 'Give LLM the task "embed".',
             )
         form.check(self._config.head_size)
-        answers = self._start(as_prompts(prompts), reading_record, READING)
-        return (read_completion(answer, readout, form) for answer in answers)
+        made = partial(read_completion, readout=readout, form=form)
+        return self._start(as_prompts(prompts), reading_record, READING, made)
 
     def _start(
-        self, items: list[Any], read: Callable[[Any], Record], params: Params
-    ) -> Iterator[Completion]:
+        self,
+        items: list[Any],
+        read: Callable[[Any], Record],
+        params: Params,
+        made: Callable[[Completion], Any] = lambda completion: completion,
+    ) -> Iterator[Any]:
         if not items:
             return iter(())
         spool = self._spool(items, read, params)
         generator = self._answer(spool)
         weakref.finalize(generator, spool.close)
-        answers = _Answers(generator, len(items))
+        answers = Answers(generator, len(items), made)
         self._running.add(answers)
         return answers
 
@@ -366,48 +375,6 @@ class LLM:
                 while next_index in waiting:
                     yield waiting.pop(next_index)
                     next_index += 1
-
-
-class _Answers(Iterator[Completion]):
-    """Answers of one call. When the LLM is closed before all were taken, asking for more is a
-    mistake: a dataset would end early with nothing said."""
-
-    def __init__(self, answers: Generator[Completion], count: int) -> None:
-        self._answers = answers
-        self._count = count
-        self._num_taken = 0
-        self._is_ended = False
-
-    def __next__(self) -> Completion:
-        if self._is_ended:
-            raise InputError(
-                f"{self._count} answers were asked for.",
-                f"The LLM was closed when {self._num_taken} of them had been taken.",
-                "Take all before it is closed, like list(llm.generate(prompts)).",
-            )
-        self._refuse_another("Answers were asked for.")
-        answer = next(self._answers)
-        self._num_taken += 1
-        return answer
-
-    def close(self) -> None:
-        """No more are wanted."""
-        self._answers.close()
-
-    def end(self) -> None:
-        """No more are to come, wanted or not."""
-        self._refuse_another("The LLM was to be closed.")
-        is_under_way = getgeneratorstate(self._answers) != GEN_CLOSED
-        self._is_ended |= is_under_way and self._num_taken < self._count
-        self._answers.close()
-
-    def _refuse_another(self, asked: str) -> None:
-        if getgeneratorstate(self._answers) == GEN_RUNNING:
-            raise InputError(
-                asked,
-                "Another thread is just taking an answer of the same call.",
-                "Let that thread end first; threads that each call generate do not meet.",
-            )
 
 
 _RUN_IN: Final[set[int]] = set()

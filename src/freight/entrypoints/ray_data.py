@@ -28,12 +28,14 @@ import numpy.typing as npt
 
 from freight.entrypoints.llm import LLM
 from freight.errors import FreightError, InputError
+from freight.jobs.readings import Classification, Embedding
 from freight.runtime.params import SamplingParams
 from freight.runtime.request import Completion
 
 __all__ = ["BatchAnswerer"]
 
 Batch = dict[str, npt.NDArray[Any]]
+Answer = Completion | Embedding | Classification
 
 _LOG_PROBABILITIES: Final = ("logprobs", "prompt_logprobs")
 _OWN: Final = {own.name for own in fields(SamplingParams)} - {"n", *_LOG_PROBABILITIES}
@@ -67,10 +69,18 @@ class BatchAnswerer:
                 "Leave it out, or run the rows as a file.",
             )
         self._llm = LLM(model, **machine)
+        if params and self._llm.makes != "answers":
+            raise InputError(
+                f"{', '.join(params)} was given for rows of a model that makes {self._llm.makes}.",
+                "No token is chosen of it.",
+                "Leave the parameters out.",
+            )
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with ``text``, ``prompt_tokens``, ``completion_tokens``, ``finish_reason`` and
-        ``error`` beside its columns, and ``texts`` where ``n`` is above 1.
+        ``error`` beside its columns, and ``texts`` where ``n`` is above 1. Of a model that embeds,
+        with ``embedding``, ``prompt_tokens`` and ``error``, of one that labels with ``label``,
+        ``probs`` and ``logits`` in place of an embedding; each is None where the row has none.
 
         Rows have a ``prompt``, text or token ids, or ``messages``. One that cannot be answered has
         the reason as its ``error``, which is empty for all others.
@@ -85,17 +95,21 @@ class BatchAnswerer:
         rows = [_plain(value) for value in batch[kind]]
         own = {name: [_plain(value) for value in batch[name]] for name in _OWN & batch.keys()}
         settings = [{name: own[name][index] for name in own} for index in range(len(rows))]
-        answers: list[Completion | None]
+        answers: list[Answer | None]
         errors = [""] * len(rows)
         try:
             answers = [*self._answer(kind, rows, settings)]
         except InputError:
             errors = [self._problem(kind, *row) for row in zip(rows, settings, strict=True)]
             answers = self._answer_others(kind, rows, settings, errors)
-        return {**batch, **self._columns(answers, errors)}
+        columns = self._columns if self._llm.makes == "answers" else self._read_columns
+        return {**batch, **columns(answers, errors)}
 
     def _answer(self, kind: str, rows: list[Any], settings: list[dict[str, Any]]) -> Any:
         """Answers in order, as they come; refused before anything runs."""
+        if self._llm.makes != "answers":
+            read = self._llm.embed if self._llm.makes == "embeddings" else self._llm.classify
+            return read(rows if kind == "prompt" else [{kind: row} for row in rows])
         params = [self._own(row, setting) for row, setting in zip(rows, settings, strict=True)]
         return (self._llm.generate if kind == "prompt" else self._llm.chat)(rows, params)
 
@@ -116,17 +130,26 @@ class BatchAnswerer:
 
     def _answer_others(
         self, kind: str, rows: list[Any], settings: list[dict[str, Any]], errors: list[str]
-    ) -> list[Completion | None]:
+    ) -> list[Answer | None]:
         good = [index for index, error in enumerate(errors) if not error]
         found = self._answer(
             kind, [rows[index] for index in good], [settings[index] for index in good]
         )
-        answers: list[Completion | None] = [None] * len(rows)
+        answers: list[Answer | None] = [None] * len(rows)
         for index, answer in zip(good, found, strict=True):
             answers[index] = answer
         return answers
 
-    def _columns(self, answers: list[Completion | None], errors: list[str]) -> Batch:
+    def _read_columns(self, answers: list[Any], errors: list[str]) -> Batch:
+        names = ("embedding",) if self._llm.makes == "embeddings" else ("label", "probs", "logits")
+        found = {name: _objects([getattr(own, name, None) for own in answers]) for name in names}
+        return {
+            **found,
+            "prompt_tokens": _counts(answers, "num_prompt_tokens"),
+            "error": _texts(errors),
+        }
+
+    def _columns(self, answers: list[Any], errors: list[str]) -> Batch:
         found = {
             "text": _texts([answer.text if answer else "" for answer in answers]),
             "prompt_tokens": _counts(answers, "num_prompt_tokens"),
@@ -137,10 +160,9 @@ class BatchAnswerer:
             "error": _texts(errors),
         }
         if self._params.n > 1:
-            texts = np.empty(len(answers), dtype=object)
-            for index, answer in enumerate(answers):
-                texts[index] = [output.text for output in answer.outputs] if answer else []
-            found["texts"] = texts
+            found["texts"] = _objects(
+                [[output.text for output in answer.outputs] if answer else [] for answer in answers]
+            )
         return found
 
 
@@ -148,7 +170,15 @@ def _texts(values: list[str]) -> npt.NDArray[Any]:
     return np.array(values, dtype=object)
 
 
-def _counts(answers: list[Completion | None], name: str) -> npt.NDArray[Any]:
+def _objects(values: list[Any]) -> npt.NDArray[Any]:
+    """A column of arrays or lists, which numpy would take for more dims."""
+    found = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        found[index] = value
+    return found
+
+
+def _counts(answers: list[Any], name: str) -> npt.NDArray[Any]:
     return np.array([getattr(answer, name) if answer else 0 for answer in answers], dtype=np.int64)
 
 
