@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -70,28 +71,60 @@ def warm_up(
     """For a model that computes with ``dtype`` and keeps its weights, by the names of their
     formats, keys and values so, in heads of some ``widths``, in some layers states; that has
     experts, or a residual stream that is several. Where not ``cpu_computes``, it attends single
-    queries at most."""
-    names = set(weights)
+    queries at most. A process that has done so for a model like it does nothing."""
+    asked = _Asked(
+        dtype=dtype,
+        names=frozenset(weights),
+        kv_format=kv_format,
+        widths=frozenset(widths),
+        keeps_states=keeps_states,
+        has_experts=has_experts,
+        has_streams=has_streams,
+        cpu_computes=cpu_computes,
+    )
+    _warm_up_once(asked, torch.get_num_threads())
 
-    def call_all() -> None:
-        if cpu_computes:
-            _warm_up_arithmetic(dtype, names, kv_format)
-            _warm_up_prompts(dtype, None if kv_format is None else _FORMAT, widths)
-            if keeps_states:
-                _warm_up_states(dtype)
-            if has_experts:
-                _warm_up_several(dtype)
-            if has_streams:
-                _warm_up_streams(dtype)
-        _warm_up_single_queries(dtype, None if kv_format is None else _FORMAT)
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What ``warm_up`` is for."""
+
+    dtype: torch.dtype
+    names: frozenset[str]
+    kv_format: Grouped | None
+    widths: frozenset[int]
+    keeps_states: bool
+    has_experts: bool
+    has_streams: bool
+    cpu_computes: bool
+
+
+@cache
+def _warm_up_once(asked: _Asked, num_threads: int) -> None:
+    """With so many threads of torch's: others may take other loops."""
     if team_threads(_TEAM_SHARES, is_short=True):
         with without_team():
-            call_all()
-    call_all()
+            _call_all(asked)
+    _call_all(asked)
 
 
-def _warm_up_arithmetic(dtype: torch.dtype, names: set[str], kv_format: Grouped | None) -> None:
+def _call_all(asked: _Asked) -> None:
+    dtype, kv_format = asked.dtype, asked.kv_format
+    if asked.cpu_computes:
+        _warm_up_arithmetic(dtype, asked.names, kv_format)
+        _warm_up_prompts(dtype, None if kv_format is None else _FORMAT, asked.widths)
+        if asked.keeps_states:
+            _warm_up_states(dtype)
+        if asked.has_experts:
+            _warm_up_several(dtype)
+        if asked.has_streams:
+            _warm_up_streams(dtype)
+    _warm_up_single_queries(dtype, None if kv_format is None else _FORMAT)
+
+
+def _warm_up_arithmetic(
+    dtype: torch.dtype, names: frozenset[str], kv_format: Grouped | None
+) -> None:
     kinds = set(map(find_compressed, names))
     grouped = [own for own in (*kinds, kv_format) if isinstance(own, Grouped)]
     for own in {_alike(each) for each in grouped}:
