@@ -7,14 +7,16 @@ files of the test's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks._index import Entry, TaskIndex
 
 import freight.entrypoints.llm as llm_module
 from freight.demo import EXAMPLES, MODEL_DIR
@@ -54,6 +56,23 @@ metric_list: [{metric: exact_match}]
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness would log to the standard error of the first test for good."""
     monkeypatch.setattr("lm_eval.utils.setup_logging", lambda: None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tasks_read_once() -> Iterator[None]:
+    """The harness reads 14 000 files of its own tasks for each command; those of a test's own are
+    read each time."""
+    build = TaskIndex.build
+    own: dict[Path, dict[str, Entry]] = {}
+
+    def build_once(paths: Iterable[Path], **more: Any) -> dict[str, Entry]:
+        first, *others = paths
+        if first not in own:
+            own[first] = build([first], **more)
+        return {**own[first], **build(others, **more)}
+
+    with patch.object(TaskIndex, "build", staticmethod(build_once)):
+        yield
 
 
 @pytest.fixture(scope="module")
