@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -29,3 +30,11 @@ settings.load_profile("untimed")
 def no_profile(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory: Path = tmp_path_factory.mktemp("cache")
     os.environ["XDG_CACHE_HOME"] = str(directory)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """What was imported and collected is no garbage: each search for some, as after every call of
+    the Python API, would go through all of it."""
+    gc.collect()
+    gc.freeze()
