@@ -132,6 +132,7 @@ def test_the_commands_answer(
             assert "quantised already" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_an_evaluation_leaves_what_is_quantised(
     alone: tuple[Path, list[list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,8 @@ from freight.runtime.options import EngineOptions
 from ...runtime import tiny
 from ...runtime.test_engine_policies import POLICIES
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -66,6 +68,7 @@ def record_of(out: str) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.usefixtures("begun_anew")
 def test_from_end_to_end(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = f"--weights 30/70 --kv 40/60 --micro-batch-size 2 --disk-dir {config.parent}"
     assert bench(config, *flags.split()) == 0
@@ -281,6 +284,7 @@ def test_against_both_peers(config: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("begun_anew")
 def test_on_the_simulated_device_in_a_group(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,6 +475,7 @@ def test_every_engine_flag_is_taken(config: Path, monkeypatch: pytest.MonkeyPatc
     assert seen[0].cpu_memory_bytes == 2 << 30 and seen[0].num_micro_batches == 2
 
 
+@pytest.mark.usefixtures("begun_anew")
 def test_a_child_that_takes_too_long() -> None:
     outcome = run_child({"task": "probe"}, timeout_s=0.01)
     assert outcome.result is None and outcome.reason == "not done in 0.01 s"

@@ -25,6 +25,8 @@ from ...jobs.tiny_model import write_tiny_tokenizer
 from ...runtime import tiny
 from ...runtime.test_engine_parity import falcon, qwen3_moe
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 TEXT = "the cat sat on the mat. Freight trains move the most per dollar, naïvely 日本 😀!\n" * 12
 
 
@@ -137,6 +139,7 @@ def continue_greedily(oracle: tuple[Any, Any], ids: list[int], count: int) -> li
     return list(made[0, len(ids) :].tolist())
 
 
+@pytest.mark.usefixtures("begun_anew")
 def test_last_words_are_those_that_transformers_would_say(
     examples: list[dict[str, Any]], oracle: tuple[Any, Any], tmp_path: Path
 ) -> None:
