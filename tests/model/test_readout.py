@@ -32,9 +32,11 @@ def of(architecture: str, **changes: Any) -> Any:
     return parse_config({**SMALL, "architectures": [architecture], **changes})
 
 
-def publish(directory: Path, kinds: tuple[str, ...], pooling: dict[str, Any]) -> Path:
+def publish(
+    directory: Path, kinds: tuple[str, ...], pooling: dict[str, Any], **changes: Any
+) -> Path:
     """A model as sentence-transformers keeps it."""
-    raw = {**SMALL, "architectures": ["Qwen3ForCausalLM"]}
+    raw = {**SMALL, "architectures": ["Qwen3ForCausalLM"], **changes}
     (directory / "config.json").write_text(json.dumps(raw))
     paths = {"Pooling": "1_Pooling", "Dense": "2_Dense"}
     modules = [
@@ -93,6 +95,7 @@ def test_what_stands_in_place_of_a_head() -> None:
         ("Qwen3ForSequenceClassification", {"problem_type": "x"}, "problem_type is 'x'"),
         ("Qwen3Model", {"is_causal": False}, "is_causal is False"),
         ("Qwen3Model", {"use_bidirectional_attention": True}, "tokens would see what follows"),
+        ("Qwen3Model", {"auto_map": {"AutoModel": "own.Qwen3Model"}}, "code of its own (own.Q"),
         ("FooForSequenceClassification", {}, "Supported architectures are"),
         ("FooModel", {}, "Supported architectures are"),
     ],
@@ -132,6 +135,13 @@ def test_embeddings_of_other_tokens(
     with pytest.raises(ModelError) as caught:
         read_config(publish(tmp_path, kinds, pooling))
     assert words in str(caught.value)
+
+
+def test_embeddings_by_code_of_their_own(tmp_path: Path) -> None:
+    """Such a model is called as others are, and its tokens see all."""
+    directory = publish(tmp_path, MODULES, POOLING, auto_map={"AutoModel": "own.Qwen2Model"})
+    with pytest.raises(ModelError, match=r"code of its own \(own.Qwen2Model\)"):
+        read_config(directory)
 
 
 def test_tasks() -> None:

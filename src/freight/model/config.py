@@ -117,7 +117,7 @@ def read_config(model_dir: Path) -> ModelConfig:
     if not isinstance(raw, dict):
         raise refusal(asked, ["its config.json holds no JSON object"])
     config = parse_config({**quantised_beside(path), **raw}, str(path))
-    if (readout := published_readout(path.parent)) is not None:
+    if (readout := published_readout(path.parent, raw)) is not None:
         config = replace(config, readout=readout)
     return as_files_say(config, FAMILIES[config.family], path.parent)
 

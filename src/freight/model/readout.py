@@ -68,9 +68,7 @@ def stated_readout(raw: Mapping[str, Any], known: Sequence[str], problems: list[
     named = architectures if isinstance(architectures, list) else [architectures]
     if not named or named[0] in known or not isinstance(named[0], str):
         return None
-    for name, causal in _CAUSAL.items():
-        if raw.get(name, causal) not in (None, causal):
-            problems.append(f"{name} is {raw[name]!r}: tokens would see what follows them")
+    problems += _doubts(raw)
     if not named[0].endswith(_CLASSIFIER):
         return Readout() if named[0].endswith(_ALONE) else None
     labels = _labels(raw, problems)
@@ -79,6 +77,20 @@ def stated_readout(raw: Mapping[str, Any], known: Sequence[str], problems: list[
         problems.append(f"problem_type is {problem!r}, it must be one of {', '.join(PROBLEMS)}")
     usual = PROBLEMS[0] if len(labels) == 1 else PROBLEMS[1]
     return Readout(labels=labels, problem=problem if problem in PROBLEMS else usual)
+
+
+def _doubts(raw: Mapping[str, Any]) -> list[str]:
+    """Why what is read would not be what the model's makers read, though it may look like it."""
+    found = [
+        f"{name} is {raw[name]!r}: tokens would see what follows them"
+        for name, causal in _CAUSAL.items()
+        if raw.get(name, causal) not in (None, causal)
+    ]
+    own = raw.get("auto_map")
+    code = own.get("AutoModel") if isinstance(own, Mapping) else None
+    if code is not None:
+        found.append(f"its layers are run by code of its own ({code}), which may see what follows")
+    return found
 
 
 def _labels(raw: Mapping[str, Any], problems: list[str]) -> tuple[str, ...]:
@@ -95,9 +107,9 @@ def _labels(raw: Mapping[str, Any], problems: list[str]) -> tuple[str, ...]:
     return tuple(f"LABEL_{number}" for number in range(count))
 
 
-def published_readout(model_dir: Path) -> Readout | None:
-    """What sentence-transformers' files beside a model say of it; None where there are none.
-    Raises ModelError for embeddings that are made of other tokens than the last."""
+def published_readout(model_dir: Path, raw: Mapping[str, Any]) -> Readout | None:
+    """What sentence-transformers' files beside a model say of it, beside its config.json ``raw``;
+    None where there are none. Raises ModelError for embeddings that are made in another way."""
     modules = _read(model_dir / "modules.json")
     if not isinstance(modules, list):
         return None
@@ -114,6 +126,12 @@ def published_readout(model_dir: Path) -> Readout | None:
             asked,
             f"Behind the decoder it has {', '.join(others)}, which Freight does not compute.",
             "Choose another model: without it the embeddings would be another's.",
+        )
+    if doubts := _doubts(raw):
+        raise ModelError(
+            asked,
+            f"By its config.json {'; '.join(doubts)}.",
+            "Choose another model: the embeddings would be another's.",
         )
     pooling = _read(model_dir / kinds["Pooling"] / "config.json")
     pooling = pooling if isinstance(pooling, dict) else {}
