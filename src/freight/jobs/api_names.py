@@ -154,7 +154,7 @@ def open_envelope(
     if kind is None:
         raise InputError(
             f'Its "url" is {url if isinstance(url, str) else kind_of(url)}.',
-            f"Freight answers {' and '.join(url for url in _KINDS if url != '/v1/classify')}.",
+            f"Freight answers {', '.join(_KINDS)}.",
             "Leave other requests out.",
         )
     _refuse_others(str(url), kind, readout)
