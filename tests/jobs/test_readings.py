@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,10 @@ def test_labels_of_other_problems() -> None:
     several = read_completion(made, Readout(labels=("a", "b"), problem=PROBLEMS[2]), Form())
     assert isinstance(several, Classification) and several.label is None
     np.testing.assert_allclose(several.probs, 1 / (1 + np.exp(-made.vector)), rtol=1e-5)
+    far = replace(made, vector=np.array([-1e4, 1e4], dtype=np.float32))
+    certain = read_completion(far, Readout(labels=("a", "b"), problem=PROBLEMS[2]), Form())
+    assert isinstance(certain, Classification) and certain.probs is not None
+    assert certain.probs.tolist() == [0, 1]
     reward = read_completion(made, Readout(labels=("a", "b")), Form())
     assert isinstance(reward, Classification) and reward.probs is None and reward.label is None
     assert (reward.logits == made.vector).all()

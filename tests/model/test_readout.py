@@ -144,6 +144,13 @@ def test_embeddings_by_code_of_their_own(tmp_path: Path) -> None:
         read_config(directory)
 
 
+def test_embeddings_need_a_norm_to_be_read_behind(tmp_path: Path) -> None:
+    own = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "ffn_dim": 160}
+    directory = publish(tmp_path, MODULES, POOLING, **own, do_layer_norm_before=False)
+    with pytest.raises(ModelError, match="behind a last norm, and it has none"):
+        read_config(directory)
+
+
 def test_tasks() -> None:
     plain, labels = of("Qwen3ForCausalLM"), of("Qwen3ForSequenceClassification")
     for task in ("auto", "generate"):

@@ -161,7 +161,7 @@ def _probabilities(logits: Vector, problem: str) -> Vector | None:
         odds = np.exp(wide - wide.max())
         return np.asarray(odds / odds.sum(), dtype=np.float32)
     if problem == PROBLEMS[2]:
-        return np.asarray(1 / (1 + np.exp(-wide)), dtype=np.float32)
+        return np.asarray((1 + np.tanh(wide / 2)) / 2, dtype=np.float32)  # never too large
     return None
 
 

@@ -119,6 +119,8 @@ def read_config(model_dir: Path) -> ModelConfig:
     config = parse_config({**quantised_beside(path), **raw}, str(path))
     if (readout := published_readout(path.parent, raw)) is not None:
         config = replace(config, readout=readout)
+        if problems := contradictions(config):
+            raise refusal(asked, problems)
     return as_files_say(config, FAMILIES[config.family], path.parent)
 
 

@@ -61,7 +61,9 @@ def decoders_of(architecture: str) -> tuple[str, ...]:
     return ()
 
 
-def stated_readout(raw: Mapping[str, Any], known: Sequence[str], problems: list[str]) -> Any:
+def stated_readout(
+    raw: Mapping[str, Any], known: Sequence[str], problems: list[str]
+) -> Readout | None:
     """What config.json ``raw`` says by its first architecture, unless that is one of the ``known``
     ones, which generate; None for these. What is wrong is added to ``problems``."""
     architectures = raw.get("architectures") or []
