@@ -238,8 +238,9 @@ def test_rows_that_cannot_be(row: dict[str, Any], tmp_path: Path, tokenizer: Tok
 
 
 def test_forms() -> None:
-    with pytest.raises(InputError):
-        Form(dimensions=0)
+    for wrong in (0, 4.0, "4", True):
+        with pytest.raises(InputError, match="whole number"):
+            Form(dimensions=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError):
         Form(encoding_format="hex")
     Form(dimensions=6).check(6)

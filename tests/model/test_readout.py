@@ -112,6 +112,7 @@ def test_sentence_transformers_files(tmp_path: Path) -> None:
         directory.mkdir()
         config = read_config(publish(directory, kinds, POOLING))
         assert config.readout == Readout(is_unit=is_unit)
+        assert ("of length 1" in config.readout.description) == is_unit  # a job's identity has it
         assert for_task(config, "generate").readout is None
         assert for_task(config, "embed").readout == Readout(is_unit=is_unit)
     newer = tmp_path / "newer"

@@ -301,7 +301,7 @@ def answer_rows(
     identity = identify(options, model_dir)
     if config.readout is not None:
         spec = replace(spec, sampling=_unsampled(spec.sampling, config.readout))
-        identity |= {"what is made": config.readout.name, "its form": str(spec.form)}
+        identity |= {"what is made": config.readout.description, "its form": str(spec.form)}
     return run_job(
         spec,
         tokenizer=open_tokenizer(model_dir, options),

@@ -46,10 +46,11 @@ class Form:
     encoding_format: str = "float"
 
     def __post_init__(self) -> None:
-        if self.dimensions is not None and self.dimensions < 1:
+        own = self.dimensions
+        if own is not None and (type(own) is not int or own < 1):
             raise InputError(
-                f"dimensions={self.dimensions} was given.",
-                "An embedding has at least one.",
+                f"dimensions={own!r} was given.",
+                "It must be a whole number, at least 1.",
                 "Raise it, or leave it out for all.",
             )
         if self.encoding_format not in ENCODINGS:

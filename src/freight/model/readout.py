@@ -49,6 +49,13 @@ class Readout:
         """What is made, in a word for people."""
         return "scores of labels" if self.labels else "embeddings"
 
+    @property
+    def description(self) -> str:
+        """All that answers depend on: files that say it may change between two runs."""
+        if not self.labels:
+            return f"{self.name}{' of length 1' if self.is_unit else ''}"
+        return f"{self.name} {', '.join(map(repr, self.labels))}, for {self.problem}"
+
 
 def decoders_of(architecture: str) -> tuple[str, ...]:
     """What architectures that generate with the same layers may be called, of one that labels or
