@@ -33,7 +33,7 @@ def save(kind: Any, directory: Path, **changes: Any) -> PreTrainedModel:
     model: PreTrainedModel = kind.from_config(config).eval()
     with torch.no_grad():
         for weights in model.parameters():
-            weights.mul_(4.0) if weights.dim() > 1 else weights
+            weights.mul_(4.0 if weights.dim() > 1 else 1.0)
     model.save_pretrained(directory)
     write_tiny_tokenizer(directory)
     return model

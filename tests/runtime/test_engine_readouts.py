@@ -147,7 +147,7 @@ def read(
 
 def assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
     for own, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(own, other, rtol=2e-4, atol=2e-4 * float(abs(other).max()))
+        np.testing.assert_allclose(own, other, rtol=2e-5, atol=2e-5 * float(abs(other).max()))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -38,10 +38,10 @@ from freight.entrypoints.llm_rows import (
     encode,
     pair_record,
     params_record,
+    prompt_or_chat_record,
     prompt_record,
     read_item,
     read_params,
-    reading_record,
 )
 from freight.entrypoints.llm_settings import read_model, read_settings
 from freight.entrypoints.model_source import find_model, open_tokenizer, row_limits
@@ -298,7 +298,7 @@ class LLM:
             )
         form.check(self._config.head_size)
         made = partial(read_completion, readout=readout, form=form)
-        return self._start(as_prompts(prompts), reading_record, READING, made)
+        return self._start(as_prompts(prompts), prompt_or_chat_record, READING, made)
 
     def _start(
         self,

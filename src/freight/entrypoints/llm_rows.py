@@ -28,10 +28,10 @@ __all__ = [
     "encode",
     "pair_record",
     "params_record",
+    "prompt_or_chat_record",
     "prompt_record",
     "read_item",
     "read_params",
-    "reading_record",
 ]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -140,7 +140,7 @@ def prompt_record(item: Any) -> Record:
     )
 
 
-def reading_record(item: Any) -> Record:
+def prompt_or_chat_record(item: Any) -> Record:
     """The row of a prompt, or of messages, whose last token is read."""
     if isinstance(item, Mapping) and item.get("messages") is not None:
         return chat_record(item["messages"])

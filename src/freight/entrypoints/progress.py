@@ -127,11 +127,12 @@ def format_report(report: JobReport) -> list[str]:
     if report.num_resumed:
         rows += f"; {report.num_resumed} of them by earlier runs"
     elapsed_s = max(report.elapsed_s, 1e-9)
-    tokens = (
-        f"{report.num_prompt_tokens} prompt and {report.num_new_tokens} generated tokens "
-        f"in {report.elapsed_s:.1f} s, {report.num_new_tokens / elapsed_s:.1f} generated token/s"
-    )
-    if not report.num_new_tokens:
+    if report.num_new_tokens:
+        tokens = (
+            f"{report.num_prompt_tokens} prompt and {report.num_new_tokens} generated tokens in "
+            f"{report.elapsed_s:.1f} s, {report.num_new_tokens / elapsed_s:.1f} generated token/s"
+        )
+    else:
         tokens = (
             f"{report.num_prompt_tokens} prompt tokens in {report.elapsed_s:.1f} s, "
             f"{report.num_prompt_tokens / elapsed_s:.1f} prompt token/s"

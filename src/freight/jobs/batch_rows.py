@@ -43,7 +43,7 @@ def batch_row(custom_id: str, batch: Batch, completion: Completion) -> bytes:
 def batch_reading_row(
     custom_id: str, batch: Batch, completion: Completion, reading: Reading, form: Form
 ) -> bytes:
-    """The line of an embedding, in the shape of OpenAI's API, or of scores of labels in vLLM's."""
+    """The line of an embedding, in the shape of OpenAI's API, or of scores of labels likewise."""
     own = reading_record(read_completion(completion, reading.readout, form), form)
     shape: Record = {"object": "embedding"}
     if reading.readout.labels:

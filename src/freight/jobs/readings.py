@@ -18,8 +18,6 @@ from freight.model.readout import PROBLEMS, Readout
 from freight.runtime.request import Completion, SamplingParams, Vector
 
 __all__ = [
-    "ENCODINGS",
-    "FORM_KEYS",
     "READING",
     "Classification",
     "Embedding",
@@ -29,8 +27,8 @@ __all__ = [
     "reading_record",
 ]
 
-ENCODINGS: Final = ("float", "base64")
-FORM_KEYS: Final = ("dimensions", "encoding_format")
+_ENCODINGS: Final = ("float", "base64")
+_FORM_KEYS: Final = ("dimensions", "encoding_format")
 """What a row may say of its embedding."""
 READING: Final = SamplingParams(max_tokens=1)
 """Of a row whose last token is read: that stands where a new one would be made."""
@@ -53,10 +51,10 @@ class Form:
                 "It must be a whole number, at least 1.",
                 "Raise it, or leave it out for all.",
             )
-        if self.encoding_format not in ENCODINGS:
+        if self.encoding_format not in _ENCODINGS:
             raise InputError(
                 f"encoding_format={self.encoding_format!r} was given.",
-                f"It is one of {', '.join(ENCODINGS)}.",
+                f"It is one of {', '.join(_ENCODINGS)}.",
                 "Use one of these.",
             )
 
@@ -82,10 +80,16 @@ class Reading:
     @property
     def keys(self) -> tuple[str, ...]:
         """What a row may say of it."""
-        return () if self.readout.labels else FORM_KEYS
+        return () if self.readout.labels else _FORM_KEYS
 
     def of_row(self, record: Mapping[str, Any]) -> Form:
         """What a row asks of its answer. InputError for what cannot be."""
+        if record.get("continuation") is not None:
+            raise InputError(
+                f'It has a "continuation", and the model makes {self.readout.name}.',
+                "A prompt alone is read.",
+                "Write it into the prompt, or leave it out.",
+            )
         given = {name: record[name] for name in self.keys if record.get(name) is not None}
         if "dimensions" in given:
             given["dimensions"] = read_integer("dimensions", given["dimensions"])
