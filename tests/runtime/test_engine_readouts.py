@@ -184,6 +184,34 @@ def test_no_policy_changes_them(kind: Any, options: dict[str, Any], tmp_path: Pa
     assert_close(read(tmp_path, rows, {**options, "disk_dir": tmp_path}), expected)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"device": "cpu"},
+        {**ON_SIM, "gpu_memory_bytes": 64 << 20, "weights_percent": (20.0, 30.0, 50.0)},
+        {"device": "cpu", "weight_bits": 8},
+        {"device": "cpu", "lossless": True},
+        {"device": "cpu", "compute": "int8"},
+    ],
+    ids=["in memory", "simulated device", "8 bits", "short exponents", "integer products"],
+)
+def test_what_is_read_is_made_in_float32(options: dict[str, Any], tmp_path: Path) -> None:
+    """Rewards that differ by less than bfloat16 tells apart come out different."""
+    kind = AutoModelForSequenceClassification
+    model, rows = make_model(kind, CONFIGS["qwen3"], tmp_path, num_labels=1), make_rows()
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    options = {**options, "dtype": "bfloat16", "disk_dir": tmp_path, "verify": True}
+    options["compressed_dir"] = tmp_path / "kept"
+    streams = read(tmp_path, rows, {**options, "task": "embed"})
+    rewards = np.concatenate(read(tmp_path, rows, options))
+    for made in (np.concatenate(streams), rewards):
+        assert (torch.from_numpy(made).bfloat16().float().numpy() != made).mean() > 0.9
+    factors = model.score.weight.detach().float().numpy()[0].astype(np.float64)
+    expected = np.array([own.astype(np.float64) @ factors for own in streams])
+    bound = 1e-5 if options.keys().isdisjoint({"weight_bits", "compute"}) else 2e-2
+    np.testing.assert_allclose(rewards, expected, rtol=bound, atol=bound * abs(expected).max())
+
+
 def test_rows_that_begin_alike(tmp_path: Path) -> None:
     model = make_model(AutoModel, CONFIGS["llama"], tmp_path)
     first, *others = make_rows((40, 3, 9, 17, 1))

@@ -51,6 +51,8 @@ def workspace_bytes(
 ) -> int:
     """Scratch for the arithmetic, the largest of what its units take."""
     size = layout.element_bytes
+    # What is read itself is computed in float32, of a copy that is as wide.
+    head_size = size if config.readout is None else DTYPE_BYTES["float32"]
     rows_of_one = max(policy.chunk_tokens, _longest_span(policy, workload))
     tokens = {
         "attention": rows_of_one,
@@ -66,7 +68,8 @@ def workspace_bytes(
 
     def peak(unit: Unit) -> int:
         count = tokens.get(unit.kind, policy.chunk_tokens)
-        sampled = _unit_bytes(unit, count, carried, size, attended, integers)
+        own_size = size if unit.kind != "head" else head_size
+        sampled = _unit_bytes(unit, count, carried, own_size, attended, integers)
         is_scored = unit.kind == "head" and unit.steps and workload.max_scored_tokens
         if not is_scored:
             return sampled
@@ -91,7 +94,7 @@ def workspace_bytes(
         units = (unit for unit in layout.kinds if unit.kind == "attention")
         most = max(most, *(recomputing(unit) for unit in units))
     on_device = policy.compute_tier == "gpu"
-    return most + _tile_bytes(layout, on_device=on_device) + _SLACK
+    return most + _tile_bytes(layout, head_size, on_device=on_device) + _SLACK
 
 
 def _longest_span(policy: Policy, workload: Workload) -> int:
@@ -103,20 +106,23 @@ def _longest_span(policy: Policy, workload: Workload) -> int:
     return min(longest, policy.max_batch_tokens)
 
 
-def _tile_bytes(layout: WeightLayout, *, on_device: bool) -> int:
+def _tile_bytes(layout: WeightLayout, head_size: int, *, on_device: bool) -> int:
     """Compressed rows that are plain at once, or narrower ones that are wide, or as many tokens as
-    loops widen at once where they multiply."""
+    loops widen at once where they multiply. Those of the head have numbers of ``head_size``."""
     matrices = [w for unit in layout.kinds for w in unit.weights if w.is_matrix]
     wide = TILE_ROWS * max(w.num_columns for w in matrices) * DTYPE_BYTES["float32"]
     if layout.element_bytes == 2:  # a simulated device lays them, too
         laid = (laid_tokens(w.num_columns) * w.num_columns for w in matrices)
         wide = max(wide, layout.element_bytes * max(laid))
     plain = (
-        tile_rows(w.num_rows, w.num_columns, on_device=on_device) * w.num_columns
-        for w in matrices
-        if w.name in layout.compressed
+        tile_rows(w.num_rows, w.num_columns, on_device=on_device)
+        * w.num_columns
+        * (head_size if unit.kind == "head" else layout.element_bytes)
+        for unit in layout.kinds
+        for w in unit.weights
+        if w.is_matrix and w.name in layout.compressed
     )
-    return max(wide, layout.element_bytes * max(plain, default=0))
+    return max(wide, max(plain, default=0))
 
 
 def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workload) -> int:

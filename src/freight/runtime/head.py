@@ -29,18 +29,21 @@ __all__ = ["Head"]
 
 class Head:
     """Picks, computes and hands over; ``buffers`` hold what it leaves between chunks. What it picks
-    are rows of all that is ``carried``, the residual stream and what goes beside it."""
+    are rows of all that is ``carried``, the residual stream and what goes beside it. What
+    ``is_read`` itself, in place of a token that is chosen by it, is computed in float32."""
 
     def __init__(
         self,
         policy: Policy,
         carried: Sequence[tuple[str, int]],
         *,
+        is_read: bool,
         buffers: Buffers,
         workspace: Workspace,
     ) -> None:
         self._policy = policy
         self._carried = carried
+        self._is_read = is_read
         self._buffers = buffers
         self._workspace = workspace
 
@@ -109,6 +112,8 @@ class Head:
     ) -> torch.Tensor:
         """The unit's logits [n, c] of rows of the residual stream, in the workspace's present
         frame."""
+        if self._is_read and x.dtype != torch.float32:
+            x = self._workspace.take(*x.shape, dtype=torch.float32).copy_(x)
         columns = self._workspace.take(x.shape[0], len(unit.columns), dtype=x.dtype)
         values = {**by_name(self._carried, x), "logits": columns}
         run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))

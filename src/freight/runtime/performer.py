@@ -70,7 +70,11 @@ class Performer:
         self._buffers = placement.buffers
         self._workspace = placement.workspace
         self._head = Head(
-            self._policy, programme.carried, buffers=self._buffers, workspace=self._workspace
+            self._policy,
+            programme.carried,
+            is_read=config.readout is not None,
+            buffers=self._buffers,
+            workspace=self._workspace,
         )
         self._batches = batches
         self._to_device = to_device
