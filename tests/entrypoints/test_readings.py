@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,9 @@ def test_embeddings_from_python(embedder: tuple[Path, PreTrainedModel]) -> None:
         ids = [ids_of(llm, text) for text in TEXTS]
         made = list(llm.embed([*TEXTS, {"prompt_token_ids": [5, 6]}]))
         cut = list(llm.embed(ids[0], dimensions=5))
-        with pytest.raises(InputError, match="no odds of a next token"):
+        with pytest.raises(InputError, match="no odds of one"):
             llm.generate("a")
-        with pytest.raises(InputError, match="no odds of a next token"):
+        with pytest.raises(InputError, match="no odds of one"):
             llm.loglikelihood([("a", "b")])
         with pytest.raises(InputError, match="Scores of labels were asked for"):
             llm.classify("a")
@@ -109,6 +110,86 @@ def test_labels_from_python(labeller: tuple[Path, PreTrainedModel]) -> None:
     np.testing.assert_allclose(own.embedding, inner / np.linalg.norm(inner), atol=1e-5)
 
 
+def test_prompts_say_their_own_dimensions(embedder: tuple[Path, PreTrainedModel]) -> None:
+    directory, model = embedder
+    with LLM(directory, device="cpu", dtype="float32") as llm:
+        ids = ids_of(llm, TEXTS[0])
+        prompts = [{"prompt": TEXTS[0]}, {"prompt_token_ids": ids, "dimensions": 7}, TEXTS[0]]
+        made = list(llm.embed([*prompts, {"prompt": ids, "dimensions": 64}], dimensions=5))
+        for wrong in ({"dimensions": 65}, {"dimensions": "7"}, {"encoding_format": "base64"}):
+            with pytest.raises(InputError, match=r"dimensions|encoding_format"):
+                llm.embed([{"prompt": "a", **wrong}])
+    expected = last(model, ids)
+    for own, count in zip(made, (5, 7, 5, 64), strict=True):
+        part = expected[:count]
+        np.testing.assert_allclose(own.embedding, part / np.linalg.norm(part), atol=1e-5)
+
+
+def test_chats_from_python(labeller: tuple[Path, PreTrainedModel]) -> None:
+    """As ``LLM.chat`` takes them: one, or a list of them."""
+    chats = [[{"role": "user", "content": text}] for text in TEXTS[:2]]
+    with LLM(labeller[0], device="cpu", dtype="float32") as llm:
+        expected = list(llm.classify([{"messages": own} for own in chats]))
+        many, (one,) = list(llm.classify(chats)), llm.classify(chats[0])
+    with LLM(labeller[0], device="cpu", dtype="float32", task="embed") as llm:
+        (vector,) = llm.embed(chats[1])
+        (same,) = llm.embed([{"messages": chats[1]}])
+    np.testing.assert_allclose(vector.embedding, same.embedding, atol=1e-6)
+    for own, other in zip([*many, one], [*expected, expected[0]], strict=True):
+        np.testing.assert_allclose(own.logits, other.logits, atol=1e-6)
+
+
+def test_a_model_that_was_published_to_embed(
+    embedder: tuple[Path, PreTrainedModel],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By files of sentence-transformers: its prompt is put before texts, and its dimensions are
+    given where no others are asked for."""
+    directory, model = tmp_path / "model", embedder[1]
+    shutil.copytree(embedder[0], directory)
+    (directory / "1_Pooling").mkdir()
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    said: dict[str, Any] = {
+        "modules.json": [{"path": path, "type": f"models.{kind}"} for kind, path in kinds.items()],
+        "1_Pooling/config.json": {"pooling_mode_lasttoken": True},
+        "sentence_bert_config.json": {"max_seq_length": 40},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": "the mat "},
+            "default_prompt_name": "query",
+            "truncate_dim": 6,
+        },
+    }
+    for name, content in said.items():
+        (directory / name).write_text(json.dumps(content))
+    given = [{"prompt": TEXTS[0]}, {"input": "cat " * 60}, {"prompt": [5, 6], "dimensions": 64}]
+    rows, out = write(tmp_path / "in.jsonl", given), tmp_path / "out"
+    flags = ["run", rows, "-m", str(directory), "-o", str(out), "--dtype", "float32"]
+    assert main([*flags, "--device", "cpu"]) == 0
+    assert 'prompt of the model\'s files, "the mat "' in capsys.readouterr().err
+    with LLM(directory, device="cpu", dtype="float32") as llm:
+        ids = ids_of(llm, "the mat " + TEXTS[0])
+        (made,) = llm.embed(TEXTS[0])
+        (whole,) = llm.embed(TEXTS[0], dimensions=64)
+    assert "the mat " in caplog.text
+    expected, written = last(model, ids), read(out)
+    part = expected[:6] / np.linalg.norm(expected[:6])
+    np.testing.assert_allclose(made.embedding, part, atol=1e-5)
+    np.testing.assert_allclose(written[0]["embedding"], part, atol=1e-5)
+    np.testing.assert_allclose(whole.embedding, expected / np.linalg.norm(expected), atol=1e-5)
+    assert "no more than 40 are read" in written[1]["error"]
+    expected = last(model, [5, 6])
+    found = written[2]["embedding"]
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=1e-5)
+    # What was said of its texts is part of whose answers they are.
+    stated = said["config_sentence_transformers.json"]
+    name = "config_sentence_transformers.json"
+    (directory / name).write_text(json.dumps({**stated, "default_prompt_name": None}))
+    assert main([*flags, "--device", "cpu"]) == 1
+    assert "what is made" in capsys.readouterr().err
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -134,7 +215,8 @@ def test_the_command(
         np.testing.assert_allclose(row["embedding"], own.embedding, atol=1e-6)
     # Rows of other dimensions would be another job's.
     assert main(flags) == 1
-    assert "its form was" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "its form was 3 dimensions, as float" in told and "Form(" not in told
     assert main([*flags, "--dimensions", "3"]) == 0
     assert "already complete" in capsys.readouterr().err
 
@@ -142,11 +224,14 @@ def test_the_command(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--temperature", "0.5"], "temperature=0.5 was given"),
-        (["--max-tokens", "3"], "no token is chosen"),
+        (["--temperature", "0.5"], "--temperature was given"),
+        (["--stop-token-id", "5"], "--stop-token-id was given"),
+        (["--regex", "a+"], "--regex was given"),
+        (["--logit-bias", '{"5": 1}'], "the task generate"),
+        (["--max-tokens", "3"], "there is no next token"),
         (["--dimensions", "65"], "embeddings have 64"),
         (["--encoding-format", "hex"], "float, base64"),
-        (["--task", "classify"], "has none, by its config.json"),
+        (["--task", "classify"], "this one has none"),
         (["--task", "rerank"], "auto, generate, embed"),
     ],
     ids=" ".join,
@@ -168,13 +253,13 @@ def test_models_that_generate_take_no_forms(
 ) -> None:
     rows, out = write(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "out"
     assert main(["run", rows, "-m", "demo", "-o", str(out), "--dimensions", "3"]) == 2
-    assert "dimensions=3 was given" in capsys.readouterr().err
+    assert "--dimensions 3 was given" in capsys.readouterr().err
     lines = write(
         tmp_path / "lines.jsonl",
         [{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a"}}],
     )
     assert main(["run", lines, "-m", "demo", "-o", str(out)]) == 3
-    assert "pass --task embed" in read(out)[0]["error"]["message"]
+    assert "run it with the task embed" in read(out)[0]["error"]["message"]
 
 
 def test_plans(embedder: tuple[Path, PreTrainedModel], capsys: pytest.CaptureFixture[str]) -> None:

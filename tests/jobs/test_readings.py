@@ -15,7 +15,15 @@ from tests.jobs.fakes import FakeEngine, Watcher
 
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
-from freight.jobs.readings import READING, Classification, Embedding, Form, Reading, read_completion
+from freight.jobs.readings import (
+    READING,
+    Classification,
+    Embedding,
+    Form,
+    Reading,
+    read_completion,
+    reading_record,
+)
 from freight.jobs.runner import JobSpec, run_job
 from freight.model.readout import PROBLEMS, Readout
 from freight.plan.workload import Workload
@@ -109,7 +117,7 @@ def test_rows_become_embeddings(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoded = np.frombuffer(base64.b64decode(made[4]["embedding"]), dtype="<f4")
     np.testing.assert_allclose(decoded, unit(vector_of(ids[4], SIZE)[:2]), rtol=1e-6)
     # All positions may be the prompt's, and no more.
-    assert "13 tokens" in made[2]["error"] and "12 positions." in made[2]["error"]
+    assert "The text has 13 tokens" in made[2]["error"] and "12 positions." in made[2]["error"]
     told = " ".join(watcher.remarks)
     assert "max_tokens (no token is chosen where embeddings are made) in 1 of 5" in told
     assert "color" not in told
@@ -119,9 +127,7 @@ def test_numbers_are_those_of_float32() -> None:
     """As few digits as give back the same number."""
     answer = read_completion(completion(0, [1, 2], 500), Readout(is_unit=False), Form())
     assert isinstance(answer, Embedding)
-    from freight.jobs.readings import reading_record
-
-    text = json.dumps(reading_record(answer, Form()))
+    text = json.dumps(reading_record(answer, Form(), is_named=True))
     again = np.array(json.loads(text)["embedding"], dtype=np.float32)
     assert (again == vector_of([1, 2], 500)).all() and len(text) < 500 * 16
 
@@ -134,7 +140,8 @@ def test_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
         assert row.keys() == {"id", "label", "probs", "logits", "prompt_tokens"}
         assert (np.array(row["logits"], dtype=np.float32) == logits).all()
         odds = np.exp(logits.astype(np.float64))
-        np.testing.assert_allclose(row["probs"], odds / odds.sum(), rtol=1e-5)
+        assert [*row["probs"]] == ["bad", "good"]
+        np.testing.assert_allclose([*row["probs"].values()], odds / odds.sum(), rtol=1e-5)
         assert row["label"] == ("bad", "good")[int(logits[1] > logits[0])]
     assert {row["label"] for row in made} == {"bad", "good"}
 
@@ -152,6 +159,13 @@ def test_labels_of_other_problems() -> None:
     reward = read_completion(made, Readout(labels=("a", "b")), Form())
     assert isinstance(reward, Classification) and reward.probs is None and reward.label is None
     assert (reward.logits == made.vector).all()
+    assert several.labels == ("a", "b") and reward.score is None
+    one = replace(made, vector=made.vector[:1])
+    alone = read_completion(one, Readout(labels=("LABEL_0",)), Form())
+    assert isinstance(alone, Classification)
+    assert alone.score == pytest.approx(float(made.vector[0]), rel=1e-7)
+    record = {"score": alone.score, "logits": [alone.score]}
+    assert reading_record(alone, Form(), is_named=True) == record
 
 
 def test_chats_end_where_an_answer_would_begin(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -192,7 +206,7 @@ def test_a_batch_file_of_embeddings(tmp_path: Path, tokenizer: Tokenizer) -> Non
     assert isinstance(made[1]["response"]["body"]["data"][0]["embedding"], str)
     told = [row["error"]["message"] for row in made[2:]]
     words = (
-        'Its "input" is a list of 2 prompts',
+        'Its "input" is a list of 2 texts',
         'Its "temperature" is set',
         "have 6",
         'Such a body has "input"',
@@ -202,10 +216,69 @@ def test_a_batch_file_of_embeddings(tmp_path: Path, tokenizer: Tokenizer) -> Non
     assert all(own in text for own, text in zip(words, told, strict=True))
 
 
+def test_bodies_are_spoken_of_by_their_own_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [
+        line("/v1/embeddings", {"input": own})
+        for own in (5, [], [2] * 13, [900], "\ud800", [1, "a"])
+    ]
+    made, _, _ = run(tmp_path, [*rows, line("/v1/embeddings", {"input": [3]})], tokenizer)
+    told = [row["error"]["message"] for row in made[:-1]]
+    assert not any("prompt" in own.lower() for own in told)
+    assert all(own in told[number] for number, own in ((0, '"input"'), (2, "13 tokens")))
+
+
+def test_rows_may_call_texts_as_the_api_does(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows: list[dict[str, Any]] = [
+        {"input": "the cat"},
+        {"prompt": "the cat"},
+        {"input": ["the cat"], "custom_id": "x"},
+        {"input": [3, 4]},
+        {"prompt": [3, 4], "input": "a column of the user's own"},
+        {"text": "the cat"},  # as where answers are generated
+        {"input": "a", "chat_template_kwargs": {"b": 1}},
+        {"input": 5},
+    ]
+    made, _, engine = run(tmp_path, rows, tokenizer)
+    assert engine.prompts[0] == engine.prompts[1] == engine.prompts[2]
+    assert engine.prompts[3] == engine.prompts[4] == [3, 4] and made[2]["id"] == "x"
+    assert 'none of "prompt", "input" and "messages"' in made[5]["error"]
+    assert 'and an "input"' in made[6]["error"] and '"input"' in made[7]["error"]
+
+
+def test_texts_are_read_behind_the_models_prompt(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """As the library does by which the model was published; token ids and chats are taken as they
+    are."""
+    chat = {"messages": [{"role": "user", "content": "cat"}]}
+    own = [{"prompt": "cat"}, {"input": "mat"}, {"prompt": [3, 4]}, chat]
+    rows = [*own, line("/v1/embeddings", {"input": "cat"})]
+    reading = replace(EMBED, readout=Readout(prompt="the "))
+    _, watcher, found = run(tmp_path, rows, tokenizer, reading)
+    changed = [{"prompt": "the cat"}, {"input": "the mat"}, {"prompt": [3, 4]}, chat]
+    rows = [*changed, line("/v1/embeddings", {"input": "the cat"})]
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    _, silent, expected = run(plain, rows, tokenizer)
+    assert found.prompts == expected.prompts
+    (told,) = [own for own in watcher.remarks if "behind the prompt" in own]
+    assert "3 of 5 rows" in told and '"the "' in told
+    assert not any("behind the prompt" in own for own in silent.remarks)
+
+
+def test_texts_that_the_models_makers_would_cut(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    reading = replace(EMBED, readout=Readout(most_tokens=4))
+    text = tokenizer.decode([3, 4, 5, 6, 7, 8])
+    made, _, _ = run(
+        tmp_path, [{"input": text}, {"prompt": [3] * 5}, {"input": "a"}], tokenizer, reading
+    )
+    assert "no more than 4 are read" in made[0]["error"]
+    assert "embedding" in made[1] and "embedding" in made[2]
+
+
 def test_a_batch_file_of_classes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     rows = [line("/classify", {"input": "the cat"}), line("/v1/embeddings", {"input": "a"})]
     made, _, _ = run(tmp_path, rows, tokenizer, LABEL)
     data = made[0]["response"]["body"]["data"]
+    assert isinstance(data[0]["probs"], list)  # as vLLM has it
     assert data[0].keys() == {"index", "num_classes", "label", "probs", "logits"}
     assert "The model makes scores of labels" in made[1]["error"]["message"]
 
@@ -227,6 +300,16 @@ def test_a_batch_file_of_classes(tmp_path: Path, tokenizer: Tokenizer) -> None:
 def test_rows_that_cannot_be(row: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer) -> None:
     made, _, _ = run(tmp_path, [row, {"prompt": [1]}], tokenizer)
     assert "error" in made[0] and "embedding" in made[1]
+
+
+def test_forms_of_a_models_files() -> None:
+    """Dimensions that nobody asked for are those that they say, and no more than there are."""
+    short, long = Readout(dimensions=4), Readout(dimensions=400)
+    assert Form().stated(Readout(), 6) == Form()
+    assert Form().stated(short, 6) == Form(dimensions=4)
+    assert Form().stated(long, 6) == Form(dimensions=6)
+    assert Form(dimensions=6).stated(short, 6) == Form(dimensions=6)
+    assert "(" not in Form(dimensions=4).description
 
 
 def test_forms() -> None:

@@ -5,6 +5,7 @@ Tiny random models; the engine runs with weights, keys and activations spread ov
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from freight.errors import ModelError
 from freight.plan.workload import Workload
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
@@ -219,6 +221,35 @@ def test_rows_that_begin_alike(tmp_path: Path) -> None:
     shared = [Prefix(key=0, num_tokens=40) for _ in rows]
     expected = wanted(model, rows)
     assert_close(read(tmp_path, rows, {"device": "cpu"}, shared), expected)
+
+
+def rewrite(directory: Path, **changes: Any) -> None:
+    """A config.json with some keys changed, or where they are None, without them."""
+    path = directory / "config.json"
+    raw = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: own for key, own in raw.items() if own is not None}))
+
+
+def test_labels_that_the_matrix_has_no_rows_for(tmp_path: Path) -> None:
+    make_model(AutoModelForSequenceClassification, CONFIGS["qwen3"], tmp_path, num_labels=3)
+    rewrite(tmp_path, id2label={str(number): str(number) for number in range(4)})
+    with pytest.raises(ModelError, match=r"expected \[4, 64\] for 4 labels by id2label or num_l"):
+        read(tmp_path, make_rows((5,)), {"device": "cpu"})
+
+
+def test_a_model_without_a_head_that_names_no_architecture(tmp_path: Path) -> None:
+    """As a bare model's config.json may be written: what to do is said, and does it."""
+    model, rows = make_model(AutoModel, CONFIGS["qwen3"], tmp_path), make_rows((5, 9))
+    rewrite(tmp_path, architectures=None)
+    with pytest.raises(ModelError) as caught:
+        read(tmp_path, rows, {"device": "cpu"})
+    assert "lm_head.weight is missing" in caught.value.limit
+    assert "task embed" in caught.value.advice
+    expected = wanted(model, rows)
+    assert_close(read(tmp_path, rows, {"device": "cpu", "task": "embed"}), expected)
+    assert '"architectures": ["Qwen3Model"]' in caught.value.advice
+    rewrite(tmp_path, architectures=["Qwen3Model"])
+    assert_close(read(tmp_path, rows, {"device": "cpu"}), expected)
 
 
 def test_a_model_that_generates_may_embed(tmp_path: Path) -> None:

@@ -33,26 +33,35 @@ from freight.entrypoints.llm_rows import (
     Record,
     as_items,
     as_prompts,
+    as_texts,
     chat_record,
     either,
     encode,
     pair_record,
     params_record,
-    prompt_or_chat_record,
     prompt_record,
     read_item,
     read_params,
+    text_record,
 )
 from freight.entrypoints.llm_settings import read_model, read_settings
 from freight.entrypoints.model_source import find_model, open_tokenizer, row_limits
 from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.errors import InputError
-from freight.jobs.readings import READING, Classification, Embedding, Form, read_completion
+from freight.jobs.formats import RowLimits
+from freight.jobs.readings import (
+    READING,
+    Classification,
+    Embedding,
+    Form,
+    Reading,
+    read_completion,
+)
 from freight.jobs.spool import Spool
 from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
 from freight.model.number_format import GROUP_SIZE
-from freight.model.task import for_task, refuse_readout
+from freight.model.task import for_task, refuse_other
 from freight.runtime.request import Completion
 from freight.runtime.tokenizer import Tokenizer
 
@@ -222,7 +231,7 @@ class LLM:
         given back when the iterator ends or is closed; but weights in RAM that a CPU computes with
         are kept for the next call until ``close``.
         """
-        refuse_readout(self._config, "Answers to prompts were asked for.")
+        refuse_other(self._config.readout, "generate", "Answers to prompts were asked for.")
         return self._start(as_prompts(prompts), prompt_record, either(params, sampling_params))
 
     def chat(
@@ -238,7 +247,7 @@ class LLM:
         A message is {"role": ..., "content": ...}. The template is given
         ``chat_template_kwargs``, too, such as {"enable_thinking": False}.
         """
-        refuse_readout(self._config, "Answers to chats were asked for.")
+        refuse_other(self._config.readout, "generate", "Answers to chats were asked for.")
         chats = as_items(messages)
         if chats and all(isinstance(message, Mapping) for message in chats):
             chats = [chats]
@@ -265,7 +274,7 @@ class LLM:
         """``loglikelihood`` of long lists: an answer for each pair, in order, as soon as it and
         those before it are done. It has ``log_likelihood``, ``is_greedy`` and each token's scores
         (``scored``)."""
-        refuse_readout(self._config, "Continuations were to be scored.")
+        refuse_other(self._config.readout, "generate", "Continuations were to be scored.")
         return self._start(as_items(pairs), pair_record, None)
 
     def embed(
@@ -274,45 +283,45 @@ class LLM:
         """The embedding of each prompt, in order, as soon as it and those before it are done: the
         last token's, behind the last norm, of length 1 unless the model's files say otherwise.
 
-        Prompts are what ``generate`` takes, or {"messages": [...]}, which the chat template writes
-        without the beginning of an answer. ``dimensions`` are the first ones alone, for models that
-        were trained to be cut. Raises InputError where the model makes no embeddings.
+        Prompts are what ``generate`` takes, or chats, as ``chat`` takes them or {"messages":
+        [...]}, which the chat template writes without the beginning of an answer. ``dimensions``
+        are the first ones alone, for models that were trained to be cut; a prompt that is a mapping
+        may say its own. Raises InputError where the model makes no embeddings.
         """
-        return self._read(prompts, Form(dimensions=dimensions), makes_labels=False)
+        refuse_other(self._config.readout, "embed", "Embeddings were asked for.")
+        return self._read(prompts, Form(dimensions=dimensions))
 
     def classify(self, prompts: Prompt | Iterable[Prompt]) -> Iterator[Classification]:
-        """What a model with labels says of each prompt, likewise; the score of a reward model is
-        the one number of ``logits``."""
-        return self._read(prompts, Form(), makes_labels=True)
+        """What a model with labels says of each prompt, likewise; a reward model's ``score``."""
+        refuse_other(self._config.readout, "classify", "Scores of labels were asked for.")
+        return self._read(prompts, Form())
 
-    def _read(
-        self, prompts: Prompt | Iterable[Prompt], form: Form, *, makes_labels: bool
-    ) -> Iterator[Any]:
-        wanted, readout = "Scores of labels" if makes_labels else "Embeddings", self._config.readout
-        if readout is None or bool(readout.labels) != makes_labels:
-            makes = "generates" if readout is None else f"makes {readout.name}"
-            raise InputError(
-                f"{wanted} were asked for.",
-                f"The model {makes}, by its files.",
-                "Choose another model." if makes_labels else 'Give LLM the task "embed".',
-            )
-        form.check(self._config.head_size)
-        made = partial(read_completion, readout=readout, form=form)
-        return self._start(as_prompts(prompts), prompt_or_chat_record, READING, made)
+    def _read(self, prompts: Prompt | Iterable[Prompt], form: Form) -> Iterator[Any]:
+        reading = self._limits.reading
+        assert reading is not None, "the model generates"
+        form.check(reading.size)
+        reading = replace(reading, form=form.stated(reading.readout, reading.size))
+
+        def made(spool: Spool, completion: Completion) -> Embedding | Classification:
+            own = spool.form(completion.index) or reading.form
+            return read_completion(completion, reading.readout, own)
+
+        return self._start(as_texts(prompts), text_record, READING, reading, made)
 
     def _start(
         self,
         items: list[Any],
         read: Callable[[Any], Record],
         params: Params,
-        made: Callable[[Completion], Any] = lambda completion: completion,
+        reading: Reading | None = None,
+        made: Callable[[Spool, Completion], Any] = lambda _, completion: completion,
     ) -> Iterator[Any]:
         if not items:
             return iter(())
-        spool = self._spool(items, read, params)
+        spool = self._spool(items, read, params, replace(self._limits, reading=reading))
         generator = self._answer(spool)
         weakref.finalize(generator, spool.close)
-        answers = Answers(generator, len(items), made)
+        answers = Answers(generator, len(items), partial(made, spool))
         self._running.add(answers)
         return answers
 
@@ -321,13 +330,14 @@ class LLM:
         items: list[Any],
         read: Callable[[Any], Record],
         params: Params,
+        limits: RowLimits,
     ) -> Spool:
         """Every row checked and tokenised. Its files live on without a name while it is open."""
         defaults, own = read_params(params, len(items))
         with tempfile.TemporaryDirectory(prefix="freight-") as name:
             directory = Path(name)
             with SpoolWriter(
-                directory, tokenizer=self.tokenizer, limits=self._limits, defaults=defaults
+                directory, tokenizer=self.tokenizer, limits=limits, defaults=defaults
             ) as writer:
                 for index, (item, row_params) in enumerate(zip(items, own, strict=True)):
                     record = read_item(index, item, read)

@@ -23,15 +23,16 @@ __all__ = [
     "Record",
     "as_items",
     "as_prompts",
+    "as_texts",
     "chat_record",
     "either",
     "encode",
     "pair_record",
     "params_record",
-    "prompt_or_chat_record",
     "prompt_record",
     "read_item",
     "read_params",
+    "text_record",
 ]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -45,6 +46,17 @@ def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
         return [_as_plain(prompts)]
     items = [_as_plain(prompt) for prompt in prompts]
     return [items] if items and all(isinstance(item, int) for item in items) else items
+
+
+def as_texts(texts: Prompt | Iterable[Prompt]) -> list[Any]:
+    """Likewise of prompts and chats; the messages of one chat are no rows of their own."""
+    items = as_prompts(texts)
+    return [{"messages": items}] if _is_chat(items) else items
+
+
+def _is_chat(item: Any) -> bool:
+    is_list = isinstance(item, list | tuple) and len(item) > 0
+    return is_list and all(isinstance(own, Mapping) and "role" in own for own in item)
 
 
 def _are_many(given: Any) -> bool:
@@ -140,11 +152,21 @@ def prompt_record(item: Any) -> Record:
     )
 
 
-def prompt_or_chat_record(item: Any) -> Record:
+def text_record(item: Any) -> Record:
     """The row of a prompt, or of messages, whose last token is read."""
-    if isinstance(item, Mapping) and item.get("messages") is not None:
-        return chat_record(item["messages"])
-    return prompt_record(item)
+    if _is_chat(item):
+        return chat_record(item)
+    if not isinstance(item, Mapping):
+        return prompt_record(item)
+    if item.get("encoding_format") not in (None, "float"):
+        raise InputError(
+            f'It has the "encoding_format" {item["encoding_format"]}.',
+            "Embeddings are arrays here, and not written.",
+            "Leave it out, or run the rows as a file.",
+        )
+    is_chat = item.get("messages") is not None
+    own = chat_record(item["messages"]) if is_chat else prompt_record(item)
+    return {**own, "dimensions": item.get("dimensions")}
 
 
 def pair_record(item: Any) -> Record:

@@ -23,6 +23,7 @@ from freight.jobs.readings import Form, Reading
 from freight.model.config import ModelConfig
 from freight.model.gguf import parts_of
 from freight.model.gguf_tensors import find_gguf
+from freight.model.task import refuse_other
 from freight.runtime.options import EngineOptions
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
@@ -94,12 +95,15 @@ def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
 def limits_of(config: ModelConfig, form: Form = _PLAIN) -> RowLimits:
     """What rows a model with these switches can take, and in which ``form`` they get embeddings.
     InputError for one that the model's cannot be in."""
-    reading = None
-    if config.readout is not None:
-        reading = Reading(readout=config.readout, size=config.head_size, form=form)
-    if reading is None or reading.readout.labels:
-        _refuse_form(form)
+    reading, readout = None, config.readout
+    if form != _PLAIN:
+        name = "dimensions" if form.dimensions is not None else "encoding_format"
+        asked = f"--{name.replace('_', '-')} {getattr(form, name)} was given."
+        refuse_other(readout, "embed", asked, spare="leave it out")
     form.check(config.head_size)
+    if readout is not None:
+        form = form.stated(readout, config.head_size)
+        reading = Reading(readout=readout, size=config.head_size, form=form)
     return RowLimits(
         max_positions=config.max_positions, vocab_size=config.vocab_size, reading=reading
     )
@@ -109,16 +113,6 @@ def row_limits(config: ModelConfig, model_dir: Path, form: Form = _PLAIN) -> Row
     """Likewise, and where the model has no tokenizer, why."""
     limits, why = limits_of(config, form), why_no_tokenizer(model_dir)
     return limits if why is None else replace(limits, why_no_text=why)
-
-
-def _refuse_form(form: Form) -> None:
-    if form != _PLAIN:
-        name = "dimensions" if form.dimensions is not None else "encoding_format"
-        raise InputError(
-            f"{name}={getattr(form, name)!r} was given.",
-            "It is of embeddings, and the model makes none, by its files.",
-            "Leave it out, or ask for the task embed.",
-        )
 
 
 def _directory_of(path: Path) -> Path:

@@ -80,7 +80,8 @@ class BatchAnswerer:
         """The batch with ``text``, ``prompt_tokens``, ``completion_tokens``, ``finish_reason`` and
         ``error`` beside its columns, and ``texts`` where ``n`` is above 1. Of a model that embeds,
         with ``embedding``, ``prompt_tokens`` and ``error``, of one that labels with ``label``,
-        ``probs`` and ``logits`` in place of an embedding; each is None where the row has none.
+        ``probs``, ``score`` (a reward) and ``logits`` in place of an embedding; each is None where
+        the row has none.
 
         Rows have a ``prompt``, text or token ids, or ``messages``. One that cannot be answered has
         the reason as its ``error``, which is empty for all others.
@@ -141,7 +142,8 @@ class BatchAnswerer:
         return answers
 
     def _read_columns(self, answers: list[Any], errors: list[str]) -> Batch:
-        names = ("embedding",) if self._llm.makes == "embeddings" else ("label", "probs", "logits")
+        names: tuple[str, ...] = ("label", "probs", "score", "logits")
+        names = ("embedding",) if self._llm.makes == "embeddings" else names
         found = {name: _objects([getattr(own, name, None) for own in answers]) for name in names}
         return {
             **found,

@@ -32,7 +32,7 @@ from freight.jobs.readings import READING, Form
 from freight.jobs.runner import Engine, JobReport, JobSpec, run_job
 from freight.model.config import read_config
 from freight.model.readout import Readout
-from freight.model.task import for_task
+from freight.model.task import for_task, refuse_other
 from freight.plan.workload import Workload
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions
@@ -51,6 +51,15 @@ __all__ = [
 
 
 _ROWS_FAILED: Final = 3
+_FLAGS: Final = {"stop_token_ids": "--stop-token-id"}
+"""Those that are not called as their parameters are."""
+_STRUCTURES: Final = {
+    "json": "--json-schema",
+    "regex": "--regex",
+    "choice": "--choice",
+    "grammar": "--grammar",
+}
+"""What answers must look like, by vLLM's names."""
 
 
 class _Terminated(BaseException):
@@ -205,10 +214,8 @@ def _parse_structure(arguments: argparse.Namespace) -> StructuredOutputs | None:
     """What answers must look like, of the flags of which one may be given. InputError names the
     flag, and the file where it has one."""
     given = {
-        "--json-schema": ("json", arguments.json_schema),
-        "--regex": ("regex", arguments.regex),
-        "--choice": ("choice", arguments.choice),
-        "--grammar": ("grammar", arguments.grammar),
+        flag: (name, getattr(arguments, flag.removeprefix("--").replace("-", "_")))
+        for name, flag in _STRUCTURES.items()
     }
     # Empty texts are refused: a script whose variable is not set does not want any answer at all.
     given = {flag: own for flag, own in given.items() if own[1] not in (None, [])}
@@ -301,7 +308,10 @@ def answer_rows(
     identity = identify(options, model_dir)
     if config.readout is not None:
         spec = replace(spec, sampling=_unsampled(spec.sampling, config.readout))
-        identity |= {"what is made": config.readout.description, "its form": str(spec.form)}
+        identity["what is made"] = config.readout.description
+        if not config.readout.labels:
+            form = spec.form.stated(config.readout, config.head_size)
+            identity["its form"] = form.description
     return run_job(
         spec,
         tokenizer=open_tokenizer(model_dir, options),
@@ -317,11 +327,12 @@ def _unsampled(sampling: SamplingParams, readout: Readout) -> SamplingParams:
     usual = SamplingParams(max_tokens=MAX_TOKENS)
     for own in fields(SamplingParams):
         if getattr(sampling, own.name) != getattr(usual, own.name):
-            raise InputError(
-                f"{own.name}={getattr(sampling, own.name)!r} was given.",
-                f"The model makes {readout.name}: no token is chosen.",
-                "Leave it out, or ask for the task generate.",
-            )
+            flag = _FLAGS.get(own.name, f"--{own.name.replace('_', '-')}")
+            structure = sampling.structured_outputs
+            if own.name == "structured_outputs" and isinstance(structure, StructuredOutputs):
+                (kind,) = structure.as_mapping()
+                flag = _STRUCTURES[kind]
+            refuse_other(readout, "generate", f"{flag} was given.", spare="leave it out")
     return READING
 
 

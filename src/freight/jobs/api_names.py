@@ -13,12 +13,14 @@ from typing import Any, Final
 from freight.errors import InputError
 from freight.jobs.json_values import kind_of, wrong_kind
 from freight.model.readout import Readout
+from freight.model.task import refuse_other
 from freight.runtime.structured_outputs import from_response_format
 
 __all__ = [
     "Batch",
     "is_envelope",
     "is_without_effect",
+    "one_prompt",
     "open_envelope",
     "refuse_nameless",
     "rename",
@@ -36,6 +38,13 @@ _KINDS: Final[Mapping[str, str]] = {
     "/classify": "classes",
     "/v1/classify": "classes",
 }
+_TASKS: Final[Mapping[str, str]] = {
+    "chat": "generate",
+    "text": "generate",
+    "embedding": "embed",
+    "classes": "classify",
+}
+"""What a model is run for that answers each kind."""
 _PROMPTS: Final[Mapping[str, str]] = {
     "chat": "messages",
     "text": "prompt",
@@ -43,6 +52,7 @@ _PROMPTS: Final[Mapping[str, str]] = {
     "classes": "input",
 }
 """What a body of each kind has, and none of the others."""
+_GIVEN: Final = {*_PROMPTS.values()}
 _NOTHING: Final[tuple[object, ...]] = (None, False, [], {}, "")
 _NOT_OFFERED: Final[Mapping[str, tuple[object, ...]]] = {
     "tools": _NOTHING,
@@ -119,7 +129,7 @@ _NOT_OF_ROWS: Final = frozenset((*_USUAL, *_OF_SERVICES, *_NOT_OFFERED))
 
 def is_envelope(record: Mapping[str, Any]) -> bool:
     """Whether a line is one of a batch file: rows of other files may have a custom_id, too."""
-    return isinstance(record.get("custom_id"), str) and not {"prompt", "messages"} & set(record)
+    return isinstance(record.get("custom_id"), str) and not _GIVEN & set(record)
 
 
 def refuse_nameless(record: Mapping[str, Any]) -> None:
@@ -127,7 +137,7 @@ def refuse_nameless(record: Mapping[str, Any]) -> None:
     found = [key for key in ("custom_id", "body", "method", "url") if record.get(key) is not None]
     # Datasets of web pages have a url, too: one key alone tells nothing.
     is_likely = len(found) > 1 or isinstance(record.get("body"), dict)
-    if {"prompt", "messages"} & set(record) or not is_likely:
+    if _GIVEN & set(record) or not is_likely:
         return
     custom_id = record.get("custom_id")
     wrong = 'no "custom_id"' if custom_id is None else f'its "custom_id" is {kind_of(custom_id)}'
@@ -144,7 +154,7 @@ def open_envelope(
     """What a batch line wants, and of its body what a row reads, by ``row_keys`` or by OpenAI's
     names. A body has no columns of its own: other keys are refused. Raises ``InputError``, also for
     what a model with this ``readout`` does not make."""
-    known = {*row_keys, "input"} - {"id", "prompt"}
+    known = {*row_keys} - {"id", "prompt"}
     if readout is None:
         known = {*row_keys, *_RENAMED, *_STRUCTURES} - {"id", "continuation"}
     url, body = record.get("url"), record.get("body")
@@ -157,14 +167,13 @@ def open_envelope(
             f"Freight answers {', '.join(_KINDS)}.",
             "Leave other requests out.",
         )
-    _refuse_others(str(url), kind, readout)
+    asked = f'Its "url" is {url}.'
+    refuse_other(readout, _TASKS[kind], asked, spare="leave such lines out")
     wanted = _PROMPTS[kind]
     if readout is not None and body.get("messages") is not None:
         wanted = "messages"
-    if body.get(wanted) is None or any(body.get(own) for own in {*_PROMPTS.values()} - {wanted}):
-        raise InputError(
-            f'Its "url" is {url}.', f'Such a body has "{wanted}".', f'Give it "{wanted}" alone.'
-        )
+    if body.get(wanted) is None or any(body.get(own) for own in _GIVEN - {wanted}):
+        raise InputError(asked, f'Such a body has "{wanted}".', f'Give it "{wanted}" alone.')
     for name, value in body.items():
         if name not in known and not _is_of_others(name, value, kind):
             raise _nothing_like(name, known)
@@ -177,25 +186,7 @@ def open_envelope(
     model = body.get("model")
     batch = {"kind": kind, "model": model if isinstance(model, str) else ""}
     row = {key: value for key, value in body.items() if key not in _NOT_OF_ROWS}
-    if wanted == "messages":
-        return batch, row
-    row.pop("input", None)
-    return batch, {**row, "prompt": _one_prompt(wanted, body[wanted])}
-
-
-def _refuse_others(url: str, kind: str, readout: Readout | None) -> None:
-    """Lines that want what the model does not make."""
-    made = "classes" if readout is not None and readout.labels else "embedding"
-    fits = kind in ("chat", "text") if readout is None else kind == made
-    if fits:
-        return
-    does = "generates" if readout is None else f"makes {readout.name}"
-    raise InputError(
-        f'Its "url" is {url}.',
-        f"The model {does}, by its files.",
-        "Give such lines to a model that answers them"
-        + (", or pass --task embed." if kind == "embedding" and readout is None else "."),
-    )
+    return batch, {**row, "prompt": one_prompt(wanted, row["prompt"])} if kind == "text" else row
 
 
 def _is_of_others(name: str, value: object, kind: str) -> bool:
@@ -211,13 +202,13 @@ def _nothing_like(name: str, known: Iterable[str]) -> InputError:
     return InputError(f'Its "{name}" is set.', "Freight has nothing like it.", advice)
 
 
-def _one_prompt(name: str, prompt: object) -> object:
-    """The prompt itself of a list of one, as it may also be given."""
+def one_prompt(name: str, prompt: object) -> object:
+    """The prompt itself of a list of one, as it may also be given by OpenAI's API."""
     if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], str | list):
         return prompt
     if len(prompt) > 1:
         raise InputError(
-            f'Its "{name}" is a list of {len(prompt)} prompts.',
+            f'Its "{name}" is a list of {len(prompt)} {"texts" if name == "input" else "prompts"}.',
             "A request is answered for one.",
             "Write a line for each of them.",
         )

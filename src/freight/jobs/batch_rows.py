@@ -44,7 +44,7 @@ def batch_reading_row(
     custom_id: str, batch: Batch, completion: Completion, reading: Reading, form: Form
 ) -> bytes:
     """The line of an embedding, in the shape of OpenAI's API, or of scores of labels likewise."""
-    own = reading_record(read_completion(completion, reading.readout, form), form)
+    own = reading_record(read_completion(completion, reading.readout, form), form, is_named=False)
     shape: Record = {"object": "embedding"}
     if reading.readout.labels:
         shape = {"num_classes": len(reading.readout.labels)}

@@ -16,6 +16,7 @@ from freight.jobs.api_names import (
     Batch,
     is_envelope,
     is_without_effect,
+    one_prompt,
     open_envelope,
     refuse_nameless,
     rename,
@@ -66,6 +67,20 @@ class RowLimits:
     vocab_size: int
     why_no_text: str = "The model has no tokenizer."
     reading: Reading | None = None
+
+    @property
+    def noun(self) -> str:
+        """What people call that which a row gives."""
+        return "prompt" if self.reading is None else "text"
+
+    def too_long(self, length: str) -> InputError:
+        """What to raise where a row has more tokens than positions."""
+        return InputError(
+            f"The {self.noun} has {length}.",
+            f"The model has {self.max_positions} positions"
+            f"{', one of them for an answer' if self.reading is None else ''}.",
+            f"Shorten the {self.noun}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +139,7 @@ def parse_row(
             if key not in keys and not is_without_effect(key, value)
         ]
         if reading is not None:
-            own, form = _read_prompt(record), reading.of_row(record)
+            own, form = _read_prompt(record, is_read=True), reading.of_row(record)
             changed = None if form == reading.form else form
             return replace(own, row_id=row_id, form=changed, batch=batch, unread=unread)
         if record.get("continuation") is not None:
@@ -142,19 +157,15 @@ def parse_row(
 def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -> int:
     """``max_tokens``, lowered to the positions that the prompt leaves. What is read of the last one
     needs none."""
-    is_read = limits.reading is not None
-    room = limits.max_positions - num_prompt_tokens + is_read
+    room = limits.max_positions - num_prompt_tokens + (limits.reading is not None)
     if num_prompt_tokens < 1:
         raise InputError(
-            "The prompt is empty.", "The model needs at least one token.", "Put text into it."
+            f"The {limits.noun} is empty.",
+            "The model needs at least one token.",
+            "Put text into it.",
         )
     if room < min(1, max_tokens):
-        raise InputError(
-            f"The prompt has {num_prompt_tokens} tokens.",
-            f"The model has {limits.max_positions} positions"
-            f"{'' if is_read else ', one of them for an answer'}.",
-            "Shorten the prompt.",
-        )
+        raise limits.too_long(f"{num_prompt_tokens} tokens")
     return min(max_tokens, room)
 
 
@@ -191,7 +202,8 @@ def score_row(row_id: RowId, completion: Completion, *, num_cut: int) -> bytes:
 
 def reading_row(row_id: RowId, completion: Completion, reading: Reading, form: Form) -> bytes:
     """The output row of what was read of a prompt's last token, without its newline."""
-    own = reading_record(read_completion(completion, reading.readout, form), form)
+    answer = read_completion(completion, reading.readout, form)
+    own = reading_record(answer, form, is_named=True)
     return dump_row({"id": row_id, **own, "prompt_tokens": completion.num_prompt_tokens})
 
 
@@ -199,7 +211,7 @@ def row_keys(reading: Reading | None) -> frozenset[str]:
     """The keys of a row that mean something."""
     if reading is None:
         return ROW_KEYS
-    return frozenset(("id", "prompt", "messages", "chat_template_kwargs", *reading.keys))
+    return frozenset(("id", "prompt", "input", "messages", "chat_template_kwargs", *reading.keys))
 
 
 def _output(output: CompletionOutput) -> dict[str, Any]:
@@ -295,30 +307,39 @@ def _read_id(key: str, value: object) -> RowId | None:
     raise wrong_kind(key, value, "a string or a whole number")
 
 
-def _read_prompt(record: Mapping[str, Any]) -> Row:
-    prompt, messages = record.get("prompt"), record.get("messages")
-    if (prompt is None) == (messages is None):
-        found = "neither" if prompt is None else "both"
+def _read_prompt(record: Mapping[str, Any], *, is_read: bool = False) -> Row:
+    """A prompt or a chat; where a row's last token ``is_read`` also a text by OpenAI's name for it,
+    which is a column of the user's own beside one of these."""
+    given = [name for name in ("prompt", "messages") if record.get(name) is not None]
+    if is_read and not given:
+        given = ["input"] if record.get("input") is not None else []
+    if len(given) != 1:
+        listed = '"prompt" and "messages"'
+        found = f"both of {listed}" if given else f"neither of {listed}"
+        if is_read and not given:
+            found = 'none of "prompt", "input" and "messages"'
         raise InputError(
-            f'It has {found} of "prompt" and "messages".',
+            f"It has {found}.",
             "A row has exactly one of them.",
             'Write it like {"prompt": "..."} or {"messages": [{"role": ..., "content": ...}]}.',
         )
+    (name,) = given
     values = read_template_values(record.get("chat_template_kwargs"))
-    if messages is not None:
-        return Row(messages=read_messages(messages), template_values=values)
+    if name == "messages":
+        return Row(messages=read_messages(record[name]), template_values=values)
     if values:
         raise InputError(
-            'It has "chat_template_kwargs" and a "prompt".',
-            "A prompt is taken as it is, and no template is filled in.",
+            f'It has "chat_template_kwargs" and {"an" if name == "input" else "a"} "{name}".',
+            f"A {_NOUNS[name]} is taken as it is, and no template is filled in.",
             'Leave them out, or give "messages".',
         )
+    prompt = one_prompt(name, record[name]) if name == "input" else record[name]
     if isinstance(prompt, str):
-        refuse_broken_text(prompt, "prompt")
+        refuse_broken_text(prompt, name)
         return Row(text=prompt)
     if isinstance(prompt, list):
-        return Row(token_ids=read_ids("prompt", prompt))
-    raise wrong_kind("prompt", prompt, "a string or a list of whole numbers (token ids)")
+        return Row(token_ids=read_ids(name, prompt))
+    raise wrong_kind(name, prompt, "a string or a list of whole numbers (token ids)")
 
 
 def _read_pair(record: Mapping[str, Any]) -> Row:
@@ -390,6 +411,8 @@ _OVERRIDES: Mapping[str, Callable[[str, object], Any]] = {
     "prompt_logprobs": read_integer,
     "structured_outputs": read_object,
 }
+
+_NOUNS: Mapping[str, str] = {"prompt": "prompt", "input": "text"}
 
 ROW_KEYS = frozenset(
     ("id", "prompt", "messages", "chat_template_kwargs", "continuation", *_OVERRIDES)

@@ -58,6 +58,18 @@ class Form:
                 "Use one of these.",
             )
 
+    @property
+    def description(self) -> str:
+        """In words for people."""
+        own = "all" if self.dimensions is None else self.dimensions
+        return f"{own} dimensions, as {self.encoding_format}"
+
+    def stated(self, readout: Readout, size: int) -> Form:
+        """With those dimensions that the model's files say, where no others were asked for."""
+        if self.dimensions is not None or readout.dimensions is None:
+            return self
+        return replace(self, dimensions=min(readout.dimensions, size))
+
     def check(self, size: int) -> None:
         """Refuse more dimensions than the model's."""
         if self.dimensions is not None and self.dimensions > size:
@@ -87,8 +99,8 @@ class Reading:
         if record.get("continuation") is not None:
             raise InputError(
                 f'It has a "continuation", and the model makes {self.readout.name}.',
-                "A prompt alone is read.",
-                "Write it into the prompt, or leave it out.",
+                "Of a row the last token is read, and none is scored.",
+                "Write it behind the text, or leave it out.",
             )
         given = {name: record[name] for name in self.keys if record.get(name) is not None}
         if "dimensions" in given:
@@ -96,6 +108,18 @@ class Reading:
         own = replace(self.form, **given) if given else self.form
         own.check(self.size)
         return own
+
+    def refuse_longer(self, num_tokens: int) -> None:
+        """InputError for a text with more tokens than the model's makers read."""
+        most = self.readout.most_tokens
+        if most is not None and num_tokens > most:
+            raise InputError(
+                f"The text has {num_tokens} tokens"
+                + (", with the model's prompt before it." if self.readout.prompt else "."),
+                f"By the model's files no more than {most} are read: what is behind them would be "
+                "cut off by its makers.",
+                "Shorten the text, or give token ids, which are read as they are.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,18 +133,21 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Classification:
-    """A number for each label of the model, as its head makes them: ``logits`` [n], in float32.
+    """A number for each of the model's ``labels``, as its head makes them: ``logits`` [n], in
+    float32.
 
     ``probs`` [n] are what these say where the model was trained to tell labels apart (by softmax;
     by sigmoid, each for itself, where a row may have several), else None; ``label`` is the
-    likeliest where a row has one. A reward is the one number of ``logits``.
+    likeliest where a row has one. A reward is the one number of ``logits``, and its ``score``.
     """
 
     index: int
     num_prompt_tokens: int
+    labels: tuple[str, ...]
     logits: Vector
     probs: Vector | None
     label: str | None
+    score: float | None
 
 
 def read_completion(
@@ -138,18 +165,32 @@ def read_completion(
     probs = _probabilities(vector, readout.problem)
     has_one = readout.problem == PROBLEMS[1]
     label = readout.labels[int(np.argmax(vector))] if has_one else None
-    return Classification(**own, logits=vector, probs=probs, label=label)
+    return Classification(
+        **own,
+        labels=readout.labels,
+        logits=vector,
+        probs=probs,
+        label=label,
+        score=_numbers(vector)[0] if readout.is_reward else None,
+    )
 
 
-def reading_record(answer: Embedding | Classification, form: Form) -> dict[str, Any]:
-    """What an answer is in JSON, without the row's name and its tokens."""
+def reading_record(
+    answer: Embedding | Classification, form: Form, *, is_named: bool
+) -> dict[str, Any]:
+    """What an answer is in JSON, without the row's name and its tokens: with probabilities by the
+    labels that they are of, and a reward by itself, or where these are not ``is_named`` as lists
+    in the order of the labels alone."""
     if isinstance(answer, Embedding):
         if form.encoding_format == "base64":
             raw = answer.embedding.astype("<f4").tobytes()
             return {"embedding": base64.b64encode(raw).decode()}
         return {"embedding": _numbers(answer.embedding)}
     record: dict[str, Any] = {} if answer.label is None else {"label": answer.label}
-    record |= {} if answer.probs is None else {"probs": _numbers(answer.probs)}
+    record |= {"score": answer.score} if is_named and answer.score is not None else {}
+    if answer.probs is not None:
+        probs = _numbers(answer.probs)
+        record["probs"] = dict(zip(answer.labels, probs, strict=True)) if is_named else probs
     return {**record, "logits": _numbers(answer.logits)}
 
 

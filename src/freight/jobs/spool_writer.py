@@ -69,6 +69,7 @@ class SpoolWriter:
         self._unread: Counter[str] = Counter()
         self._num_cut = 0
         self._num_lowered = 0
+        self._num_prompted = 0
         self.num_rows = 0
         tokens, records, extras, _ = (directory / name for name in SPOOL_FILES)
         self._tokens = open(tokens, "wb", buffering=_BUFFER_BYTES)
@@ -159,6 +160,11 @@ class SpoolWriter:
                 f"{self._limits.max_positions} positions, and are scored without their beginning"
             )
 
+        if self._num_prompted and self._limits.reading is not None:
+            yield (
+                f"{self._num_prompted} of {self.num_rows} rows are texts, and are read behind the "
+                f'prompt of the model\'s files, "{self._limits.reading.readout.prompt}"'
+            )
         if self._num_lowered:
             yield (
                 f"min_tokens of {self._num_lowered} of {self.num_rows} rows is more than the "
@@ -207,6 +213,9 @@ class SpoolWriter:
                 if self._limits.reading is not None:  # it ends where an answer would begin
                     values = {**values, "add_generation_prompt": False}
                 row = replace(row, text=self._tokenizer.render_chat(row.messages, values))
+            elif self._limits.reading is not None and self._limits.reading.readout.prompt:
+                row = replace(row, text=self._limits.reading.readout.prompt + (row.text or ""))
+                self._num_prompted += 1
             if isinstance(row.continuation, str):
                 check_pair(row.text or "", row.continuation, self._limits.max_positions)
             else:
@@ -224,17 +233,15 @@ class SpoolWriter:
             return
         num_tokens = len(tokenizer.encode(text[: _PROBE_CHARS * most]))
         if num_tokens >= 2 * most:
-            raise InputError(
-                f"The prompt has more than {num_tokens} tokens.",
-                f"The model has {most} positions, one of them for an answer.",
-                "Shorten the prompt.",
-            )
+            raise self._limits.too_long(f"more than {num_tokens} tokens")
 
     def _write(self, where: str, row: Row, ids: list[int]) -> None:
         max_tokens, params, error = 0, self._defaults, row.error
         if error is None:
             try:
                 params = self._defaults.with_changes(row.overrides)
+                if self._limits.reading is not None and row.token_ids is None:
+                    self._limits.reading.refuse_longer(len(ids))
                 max_tokens = self._check(params, ids)
             except InputError as refusal:
                 ids, error = [], f"{where}: {refusal}"
@@ -299,7 +306,7 @@ class SpoolWriter:
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self._limits.vocab_size:
                 raise InputError(
-                    f"The prompt holds token id {token_id}.",
+                    f"The {self._limits.noun} holds token id {token_id}.",
                     f"The model's vocabulary has the ids 0 to {self._limits.vocab_size - 1}.",
                     "Use the tokenizer that belongs to the model.",
                 )

@@ -58,6 +58,8 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
         found, tensors = open_checkpoint(model_dir), FAMILIES[config.family].tensors
         sources, problems = _match(config, found, tensors)
         problems += _left_layers(config, found, tensors)
+        problems = _of_labels(config, problems)
+        _refuse_headless(config, model_dir, tensors, problems)
     else:
         file = read_gguf(path)
         sources, problems = _match(config, gguf_tensors(file), names_of(config, file))
@@ -119,6 +121,31 @@ def _left_layers(
     if not count:
         return []
     return [f"it has {config.num_layers + count} layers, expected {config.num_layers}"]
+
+
+def _of_labels(config: ModelConfig, problems: list[str]) -> list[str]:
+    """With what a matrix of labels has rows for."""
+    count = 0 if config.readout is None else len(config.readout.labels)
+    wrong = "score.weight has shape"
+    told = f" for {count} labels by id2label or num_labels (where both are left out, 2)"
+    return [own + told * (count > 0 and own.startswith(wrong)) for own in problems]
+
+
+def _refuse_headless(
+    config: ModelConfig, model_dir: Path, tensors: Mapping[str, Place], problems: list[str]
+) -> None:
+    """What generates by its config.json, and lacks nothing but what it would do so by."""
+    if config.readout is not None or config.tied_embeddings:
+        return
+    head = locate(tensors, config, tensor_shapes(config), "head.weight").tensor
+    if problems == [f"{head} is missing"]:
+        raise ModelError(
+            f"The checkpoint in {model_dir} was to generate: its config.json names no architecture "
+            "that does anything else.",
+            f"It has no head, {head} is missing, as where a model was saved to embed.",
+            "Run it with the task embed, or have config.json name the architecture it was saved "
+            'as, like "architectures": ["Qwen3Model"].',
+        )
 
 
 def _is_there(found: Mapping[str, TensorSource], tensor: str) -> bool:

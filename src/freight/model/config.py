@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,9 +29,10 @@ from freight.model.heads import OtherHeads, Sharing
 from freight.model.kept_config import read_index, read_kept
 from freight.model.layer_kinds import Experts, Latent, Recurrence, Streams
 from freight.model.packing import read_packing
+from freight.model.published import as_published
 from freight.model.query_growth import read_growth
 from freight.model.raw_config import RawConfig
-from freight.model.readout import decoders_of, published_readout, stated_readout
+from freight.model.readout import decoders_of, stated_readouts
 from freight.model.rope_config import RopeConfig, read_ropes
 from freight.model.slope_steps import SLOPE_COLUMNS
 from freight.model.switches import (
@@ -117,10 +117,7 @@ def read_config(model_dir: Path) -> ModelConfig:
     if not isinstance(raw, dict):
         raise refusal(asked, ["its config.json holds no JSON object"])
     config = parse_config({**quantised_beside(path), **raw}, str(path))
-    if (readout := published_readout(path.parent, raw)) is not None:
-        config = replace(config, readout=readout)
-        if problems := contradictions(config):
-            raise refusal(asked, problems)
+    config = as_published(config, path.parent, raw)
     return as_files_say(config, FAMILIES[config.family], path.parent)
 
 
@@ -166,7 +163,8 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["layer_inputs"] = switches["layer_inputs"] or None
     switches["query_growth"] = read_growth(config, keys)
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
-    switches["readout"] = stated_readout(raw, [*family.architectures, *PARTS], config.problems)
+    known = [*family.architectures, *PARTS]
+    switches["readout"], switches["embedding"] = stated_readouts(raw, known, config.problems)
     _derive_widths(switches, config.problems)
     switches["other_heads"] = _read_other_heads(config, keys, switches)
     ropes = read_ropes(config, keys, switches, num_layers)

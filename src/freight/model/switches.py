@@ -21,7 +21,7 @@ from freight.model.layer_kinds import (
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.query_growth import QueryGrowth
-from freight.model.readout import Readout
+from freight.model.readout import STREAM, Readout
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import SLOPE_COLUMNS
 
@@ -71,7 +71,8 @@ class ModelConfig:
     matrices of a layer make, by their names.
     With ``streams`` the residual stream is several; queries may grow with their position.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does. A
-    ``readout`` stands in place of the rows of the vocabulary that make logits.
+    ``readout`` stands in place of the rows of the vocabulary that make logits; ``embedding`` is
+    what it is where embeddings are asked for.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
     kept as, None for the type that is computed with; of the keys that a single query sees, the
@@ -144,6 +145,7 @@ class ModelConfig:
     factors: tuple[tuple[str, float], ...] = ()
     packing: Packing | None = None
     readout: Readout | None = None
+    embedding: Readout = STREAM
     kv_format: Grouped | None = None
     attended_share: float = 1.0
 

@@ -8,46 +8,96 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from freight.errors import InputError
+from freight.errors import InputError, ModelError
 from freight.model.readout import Readout
 from freight.model.switches import ModelConfig
 
-__all__ = ["TASKS", "for_task", "refuse_readout"]
+__all__ = ["TASKS", "for_task", "refuse_other", "task_of"]
 
 TASKS: Final = ("auto", "generate", "embed", "classify")
 
 
 def for_task(config: ModelConfig, task: str) -> ModelConfig:
     """The switches of the model as it is to be run; "auto" is what its files say. Raises InputError
-    where it cannot be run so."""
-    own = config.readout
-    has_labels = own is not None and bool(own.labels)
-    if task == "auto" or (task == "classify" and has_labels):
-        return config
-    if task == "generate" and not has_labels:
+    where it cannot be run so, ModelError where it cannot be run for what its files say."""
+    own = task_of(config.readout)
+    if task == "auto" and own == "embed":
+        _refuse_doubtful(config, is_asked=False)
+    if task in ("auto", own):
+        wanted = config.readout
+    elif task == "generate" and own == "embed":
         return replace(config, readout=None)
-    if task == "embed" and not config.final_norm:
-        raise InputError(
-            f"Embeddings of a {config.family} model were asked for.",
-            "It has no norm behind its last layer, which they would be read behind.",
-            "Choose another model.",
-        )
+    elif task != "embed":
+        raise _not_made(config.readout, task)
     if task == "embed":
-        return config if own is not None and not has_labels else replace(config, readout=Readout())
-    wanted = "has labels" if task == "classify" else "generates"
-    found = "scores labels" if has_labels else "has none, by its config.json"
-    raise InputError(
-        f"The task {task} was asked for.",
-        f"It is of a model that {wanted}, and this one {found}.",
-        "Leave the task out: the model's files say what it is for.",
+        _refuse_doubtful(config, is_asked=True)
+        wanted = config.embedding
+    return replace(config, readout=wanted)
+
+
+def task_of(readout: Readout | None) -> str:
+    """What a model with this readout is run for."""
+    if readout is None:
+        return "generate"
+    return "classify" if readout.labels else "embed"
+
+
+def refuse_other(
+    readout: Readout | None,
+    task: str,
+    asked: str,
+    *,
+    spare: str | None = None,
+    takes_task: bool = True,
+) -> None:
+    """InputError where what was ``asked`` is of a ``task``, and a model with this ``readout`` is
+    run for another one. ``spare`` says what could be left out instead, ``takes_task`` whether a
+    user can say what the model is run for."""
+    own = task_of(readout)
+    if own == task:
+        return
+    makes = "generates" if readout is None else f"makes {readout.name}"
+    limit = f"The model {makes}."
+    if task == "generate":
+        limit = f"The model {makes}: there is no next token, and there are no odds of one."
+    does = {"generate": "generates", "embed": "embeds", "classify": "has labels"}[task]
+    choices = [] if spare is None else [spare]
+    choices += ["run it with the task embed"] if takes_task and task == "embed" else []
+    last = f"choose a model that {does}"
+    if takes_task and task != "embed" and own == "embed":
+        last += f"; if this one does, run it with the task {task}"
+    told = f"{', '.join(choices)}, or {last}" if choices else last
+    raise InputError(asked, limit, f"{told[0].upper()}{told[1:]}.")
+
+
+def _not_made(readout: Readout | None, task: str) -> InputError:
+    asked = f"The task {task} was asked for."
+    if task == "classify":
+        return InputError(
+            asked,
+            "It is of a model that has labels, and this one has none: its config.json names no "
+            "architecture that ends in ForSequenceClassification.",
+            "Leave the task out, or choose a model that has labels.",
+        )
+    return InputError(
+        asked,
+        "It is of a model that generates, and this one has a head of labels instead.",
+        "Leave the task out to have its labels scored, or choose a model that generates.",
     )
 
 
-def refuse_readout(config: ModelConfig, asked: str) -> None:
-    """InputError where a model is to generate, or to be scored by its odds, and makes no odds."""
-    if config.readout is not None:
-        raise InputError(
-            asked,
-            f"The model makes {config.readout.name}, by its files: no odds of a next token.",
-            "Choose a model that generates, or use freight run, LLM.embed or LLM.classify.",
-        )
+def _refuse_doubtful(config: ModelConfig, *, is_asked: bool) -> None:
+    """Near vectors that are wrong look like right ones."""
+    doubts = [*config.embedding.doubts]
+    if not config.final_norm:
+        doubts.append("they are read behind a norm, and it has no norm behind its last layer")
+    if not doubts:
+        return
+    limit = f"Those of this model would be others than its makers': {'; '.join(doubts)}."
+    if is_asked:
+        raise InputError("Embeddings were asked for.", limit, "Choose another model.")
+    raise ModelError(
+        "The model makes embeddings, by the files beside its config.json.",
+        limit,
+        "Choose another model; if this one can generate, the task generate lets it.",
+    )

@@ -40,7 +40,7 @@ from freight.entrypoints.run import engine_options
 from freight.entrypoints.version import freight_version
 from freight.errors import InputError
 from freight.model.config import read_config
-from freight.model.task import refuse_readout
+from freight.model.task import refuse_other
 from freight.quantities import format_bytes, parse_bytes
 from freight.runtime.options import EngineOptions
 
@@ -128,7 +128,8 @@ def _read(arguments: argparse.Namespace) -> _Request:
     resident = arguments.peer_resident
     model = find_config(arguments.model)
     config = read_config(model)
-    refuse_readout(config, "New tokens were to be made, and timed.")
+    asked = "New tokens were to be made, and timed."
+    refuse_other(config.readout, "generate", asked, takes_task=False)
     check_work(work, config)
     settings: dict[str, tuple[Setting, ...]] = {}
     sizes = parse_batch_sizes(arguments.peer_batch_sizes)

@@ -43,7 +43,7 @@ from freight.model.compression import packed_formats
 from freight.model.config import read_config
 from freight.model.gguf_tensors import find_gguf
 from freight.model.number_format import find_compressed
-from freight.model.task import refuse_readout
+from freight.model.task import refuse_other
 
 __all__ = ["evaluate_model"]
 
@@ -81,7 +81,8 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
 def _is_quantised(model_dir: Path) -> bool:
     """Whether the checkpoint has matrices in few bits, which are not made anew."""
     config = read_config(model_dir)
-    refuse_readout(config, "A model was to be evaluated by the odds of its tokens.")
+    asked = "A model was to be evaluated by the odds of its tokens."
+    refuse_other(config.readout, "generate", asked, takes_task=False)
     if config.packing is None and find_gguf(model_dir) is None:
         return False
     sources = resolve(config, model_dir)
