@@ -273,6 +273,31 @@ def test_plans(embedder: tuple[Path, PreTrainedModel], capsys: pytest.CaptureFix
     assert "Write it like 512:1" in capsys.readouterr().err
 
 
+def test_plans_count_rows(
+    embedder: tuple[Path, PreTrainedModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of rows that are read: they have no new tokens, and all positions may be theirs."""
+    flags = ["plan", "-m", str(embedder[0]), "--workload"]
+    positions = SIZES["max_position_embeddings"]
+    assert main([*flags, f"{positions}:1", "--machine", "l4", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["rows_per_s"] > 0 and "new_tokens_per_s" not in record
+    assert "dollars_per_million_rows" in record
+    assert record["new_tokens"] == record["expected_new_tokens"] == 0
+    assert record["total_tokens_per_s"] == pytest.approx(positions * record["rows_per_s"])
+    assert main([*flags, f"{positions + 1}:1", "--machine", "l4"]) == 2
+    assert f"takes {positions}" in capsys.readouterr().err
+    for more in (["--machine", "l4", "--explain"], ["--compare", "l4", "t4"]):
+        assert main([*flags, "16:1", *more]) == 0
+        told = capsys.readouterr().out
+        assert "row/s" in told and "new token" not in told and "Mtoken" not in told
+    rows = write(tmp_path / "rows.jsonl", [{"input": [5, 6]}])
+    for more in (["16:1", "--samples", "4"], [rows, "--max-tokens", "4"]):
+        assert main([*flags, *more, "--machine", "l4"]) == 2
+        told = capsys.readouterr().err
+        assert f"{more[1]} was given" in told and "makes embeddings" in told
+
+
 def test_what_needs_odds_refuses(
     labeller: tuple[Path, PreTrainedModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

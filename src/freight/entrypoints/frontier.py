@@ -38,8 +38,8 @@ def frontiers(search: Search) -> dict[str, list[Choice]]:
     return {name: _rising(choices) for name, choices in curves.items()}
 
 
-def draw(curves: Mapping[str, Sequence[Choice]], path: Path, title: str) -> None:
-    """The curves in a PNG file, both axes logarithmic."""
+def draw(curves: Mapping[str, Sequence[Choice]], path: Path, title: str, rate: str) -> None:
+    """The curves in a PNG file, both axes logarithmic; ``rate`` is what throughput counts."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -59,7 +59,7 @@ def draw(curves: Mapping[str, Sequence[Choice]], path: Path, title: str) -> None
         )
     axes.set(xscale="log", yscale="log", title=title)
     axes.set_xlabel("latency: seconds from a block's prompts to its last token")
-    axes.set_ylabel("new tokens per second")
+    axes.set_ylabel(rate)
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.legend(fontsize=8)
     try:

@@ -195,8 +195,9 @@ def _show_one(question: Question, search: Search, arguments: argparse.Namespace)
             print("\n" + "\n".join(explain(question, priced, shorter and shorter[1])))
     if arguments.frontier:
         curves = frontiers(search)
-        record["frontier"] = as_points(curves)
-        draw(curves, Path(arguments.frontier), f"{question.model} on {question.machine.name}")
+        record["frontier"] = as_points(question, curves)
+        title = f"{question.model} on {question.machine.name}"
+        draw(curves, Path(arguments.frontier), title, f"{question.unit}s per second")
     if arguments.trace:
         trace = Trace(Path(arguments.trace))
         trace.predict(rehearse(best.plan, search.machine, question.config, question.dtype))

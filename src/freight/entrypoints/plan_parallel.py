@@ -139,10 +139,11 @@ def _describe(
         f"{question.machine.name}: {question.machine.description}"
     )
     yield f"links    {parallel.chip.name}: {parallel.chip.description}"
-    yield f"work     {describe_work(work)}"
+    yield f"work     {describe_work(work, is_read=question.is_read)}"
     yield ""
+    price = f"$/M{question.unit.removeprefix('new ')}"
     yield (
-        f"{'shared by':24} {'new token/s':>11} {'block':>9} {'$/Mtoken':>9}"
+        f"{'shared by':24} {question.unit + '/s':>11} {'block':>9} {price:>9}"
         f" {'gpu':>10} {'cpu':>10} {'disk':>10}  binds"
     )
     for own in answers:
@@ -242,7 +243,7 @@ def _as_record(
         "host_chips": parallel.host_chips,
         "num_rows": question.workload.num_rows,
         "prompt_tokens": question.workload.max_prompt_tokens,
-        "new_tokens": question.workload.max_new_tokens,
+        "new_tokens": 0 if question.is_read else question.workload.max_new_tokens,
         "best": str(best.shares),
         "uncalibrated": {
             _RATES: None if question.machine.host else _rates_text(question),
@@ -269,12 +270,12 @@ def _way(question: Question, parallel: Parallel, own: Answer | Refused) -> dict[
             "generate": own.seconds,
             "block": own.block_s,
         },
-        "new_tokens_per_s": own.tokens_per_s,
+        question.rate_name: own.tokens_per_s,
         "blocks_in_flight": own.in_flight,
         "is_sketch": own.is_rough,
         "uncalibrated": _uncalibrated(question, own),
         "keeps_to_latency": own.block_s <= parallel.max_block_s,
-        "dollars_per_million_new_tokens": _costs(question, parallel, own),
+        question.cost_name: _costs(question, parallel, own),
         "chips": [
             {
                 "first_layer": stage.first,

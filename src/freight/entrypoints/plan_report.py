@@ -60,6 +60,29 @@ class Question:
     stored: Mapping[str, TensorSource] = field(default_factory=dict)
 
     @property
+    def is_read(self) -> bool:
+        """Whether rows have no new tokens: of each the last one is read."""
+        return self.config.readout is not None
+
+    @property
+    def unit(self) -> str:
+        """What is made, and paid for."""
+        return "row" if self.is_read else "new token"
+
+    @property
+    def rate_name(self) -> str:
+        """How programs know how fast it is made."""
+        return "rows_per_s" if self.is_read else "new_tokens_per_s"
+
+    @property
+    def cost_name(self) -> str:
+        return f"dollars_per_million_{'rows' if self.is_read else 'new_tokens'}"
+
+    @property
+    def num_new_tokens(self) -> float:
+        return 0.0 if self.is_read else self.workload.expected_new_tokens
+
+    @property
     def in_integers(self) -> bool:
         return self.compression is not None and self.compression.is_for_integers
 
@@ -114,8 +137,8 @@ class Question:
 
 def describe(question: Question, choice: Choice) -> Iterator[str]:
     """Some lines for a person."""
-    work, told, is_read = question.workload, choice.forecast, question.config.readout is not None
-    unit = "row" if is_read else "new token"
+    work, told, is_read = question.workload, choice.forecast, question.is_read
+    unit = question.unit
     yield (
         f"model    {question.model}: {question.config.num_layers} layers, "
         f"{question.size_text}{_compression(question)}{_task(question)}"
@@ -153,7 +176,7 @@ def explain(
     the same weights in fewer bits."""
     best = priced[ALL]
     assert best is not None
-    yield f"{'the best plan':36} {'new token/s':>11} {'share':>6}  policy"
+    yield f"{'the best plan':36} {question.unit + '/s':>11} {'share':>6}  policy"
     lines = {
         name if name in (ALL, ROW_BY_ROW) else f"without {name}": choice
         for name, choice in priced.items()
@@ -169,13 +192,15 @@ def explain(
         yield f"{what:36} {speed:11.3g} {share:6.1%}  {flags_of(choice.plan.policy)}"
 
 
-def as_points(curves: Mapping[str, Sequence[Choice]]) -> dict[str, list[dict[str, float | int]]]:
+def as_points(
+    question: Question, curves: Mapping[str, Sequence[Choice]]
+) -> dict[str, list[dict[str, float | int]]]:
     """The points of a frontier, for JSON."""
     return {
         name: [
             {
                 "block_seconds": choice.forecast.block_s,
-                "new_tokens_per_s": choice.forecast.tokens_per_s,
+                question.rate_name: choice.forecast.tokens_per_s,
                 "micro_batch_size": choice.plan.policy.micro_batch_size,
                 "num_micro_batches": choice.plan.policy.num_micro_batches,
             }
@@ -197,9 +222,11 @@ def dollars_per_token(question: Question, choice: Choice, objective: str) -> flo
 
 def compare(answers: Sequence[tuple[Question, Choice]]) -> Iterator[str]:
     """One line for each machine."""
+    unit = answers[0][0].unit
+    rented = f"$/M{unit.removeprefix('new ')} rented"
     yield (
-        f"{'machine':14} {'new token/s':>11} {'in all':>9} {'binds':15} "
-        f"{'$/Mtoken rented':>15} {'electricity':>11}  policy"
+        f"{'machine':14} {unit + '/s':>11} {'in all':>9} {'binds':15} "
+        f"{rented:>15} {'electricity':>11}  policy"
     )
     for question, choice in answers:
         costs = list(costs_of(question, choice.forecast.tokens_per_s).items())
@@ -250,9 +277,9 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
         "dtype": question.dtype,
         "num_rows": question.workload.num_rows,
         "prompt_tokens": question.workload.max_prompt_tokens,
-        "new_tokens": question.workload.max_new_tokens,
+        "new_tokens": 0 if question.is_read else question.workload.max_new_tokens,
         "mean_prompt_tokens": _mean_prompt(question.workload),
-        "expected_new_tokens": question.workload.expected_new_tokens / question.workload.num_rows,
+        "expected_new_tokens": question.num_new_tokens / question.workload.num_rows,
         "shared_prefix_tokens": round(question.workload.mean_shared_tokens(1)),
         "policy": policy_record(question, policy),
         "seconds": {
@@ -262,7 +289,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             "generate": told.seconds,
             "block": _latency_s(question, choice),
         },
-        "new_tokens_per_s": told.tokens_per_s,
+        question.rate_name: told.tokens_per_s,
         "total_tokens_per_s": _all_tokens_per_s(question, choice),
         "utilisation": {lane.value: share for lane, share in told.utilisation().items()},
         "binding": told.binding.value,
@@ -273,7 +300,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             tier: {"used": _used(question, choice, tier), "budget": question.budgets[tier]}
             for tier in question.budgets
         },
-        "dollars_per_million_new_tokens": costs_of(question, choice.forecast.tokens_per_s),
+        question.cost_name: costs_of(question, choice.forecast.tokens_per_s),
     }
 
 
@@ -364,8 +391,8 @@ def _latency_s(question: Question, choice: Choice) -> float:
 
 
 def _all_tokens_per_s(question: Question, choice: Choice) -> float:
-    work = question.workload
-    return (work.total_prompt_tokens + work.expected_new_tokens) / choice.forecast.seconds
+    tokens = question.workload.total_prompt_tokens + question.num_new_tokens
+    return tokens / choice.forecast.seconds
 
 
 def _busy(choice: Choice) -> Iterator[str]:
@@ -400,7 +427,7 @@ def _moved(choice: Choice) -> str:
 
 
 def costs_of(question: Question, tokens_per_s: float) -> dict[str, float]:
-    """Dollars per million new tokens, by how they are paid; of one machine."""
+    """Dollars per million of what is made, by how they are paid; of one machine."""
     if not tokens_per_s:
         return {}
     hours = 1e6 / tokens_per_s / 3600

@@ -13,6 +13,7 @@ from freight.entrypoints.bench.work import parse_shape
 from freight.entrypoints.flags import MAX_TOKENS
 from freight.errors import InputError
 from freight.model.config import ModelConfig
+from freight.model.task import refuse_other
 from freight.plan.workload import Workload
 
 __all__ = ["read_workload"]
@@ -25,6 +26,9 @@ _MOST_SAMPLED = 10_000_000
 def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workload:
     """What ``--workload`` and the flags beside it say. InputError where rows are longer than the
     model takes."""
+    given = {"--samples": arguments.samples != 1, "--max-tokens": arguments.max_tokens is not None}
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        refuse_other(config.readout, "generate", f"{flag} was given.", spare="leave it out")
     if arguments.workload is None:
         return _of_lengths(_usual_shape(config), arguments)
     source = Path(arguments.workload)
@@ -37,7 +41,8 @@ def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workloa
             f"The model makes {config.readout.name}: of a row's last token one is read.",
             f"Write it like {arguments.workload.partition(':')[0]}:1.",
         )
-    if workload.max_total_tokens > config.max_positions:
+    # What is read of a row's last token has no position of its own.
+    if workload.max_total_tokens - (config.readout is not None) > config.max_positions:
         raise InputError(
             f"--workload {arguments.workload} was given: rows of up to "
             f"{workload.max_total_tokens} tokens.",
@@ -49,8 +54,9 @@ def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workloa
 
 def _usual_shape(config: ModelConfig) -> str:
     """Of rows of which nothing is said."""
+    if config.readout is not None:
+        return f"{min(_PROMPT_TOKENS, config.max_positions)}:1"
     new = max(1, min(_NEW_TOKENS, config.max_positions // 2))
-    new = new if config.readout is None else 1
     return f"{max(1, min(_PROMPT_TOKENS, config.max_positions - new))}:{new}"
 
 
