@@ -76,7 +76,10 @@ def add_readings(parser: argparse.ArgumentParser) -> None:
     )
     add_task(group)
     group.add_argument(
-        "--dimensions", type=int, metavar="N", help="of embeddings, the first N (default: all)"
+        "--dimensions",
+        type=int,
+        metavar="N",
+        help="of embeddings, the first N (default: all, or what the model's files say)",
     )
     group.add_argument(
         "--encoding-format",
