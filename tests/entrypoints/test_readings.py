@@ -20,6 +20,7 @@ from transformers import (
 
 from freight import LLM
 from freight.entrypoints.cli import main
+from freight.entrypoints.ray_data import BatchAnswerer
 from freight.errors import InputError
 
 from ..jobs.tiny_model import write_tiny_tokenizer
@@ -219,6 +220,28 @@ def test_the_command(
     assert "its form was 3 dimensions, as float" in told and "Form(" not in told
     assert main([*flags, "--dimensions", "3"]) == 0
     assert "already complete" in capsys.readouterr().err
+
+
+def test_rewards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number is what people want of them: from Python, in a file, as a column of Ray's."""
+    directory = tmp_path / "model"
+    model = save(AutoModelForSequenceClassification, directory, num_labels=1)
+    machine = {"device": "cpu", "dtype": "float32"}
+    with LLM(directory, **machine) as llm:
+        made = list(llm.classify(TEXTS))
+        expected = [float(last(model, ids_of(llm, text))[0]) for text in TEXTS]
+    rows, out = write(tmp_path / "in.jsonl", [{"prompt": own} for own in TEXTS]), tmp_path / "out"
+    flags = ["--dtype", "float32", "--device", "cpu"]
+    assert main(["run", rows, "-m", str(directory), "-o", str(out), *flags]) == 0
+    columns = BatchAnswerer(directory, **machine)({"prompt": np.array(TEXTS, dtype=object)})
+    assert [row.keys() for row in read(out)] == [{"id", "score", "logits", "prompt_tokens"}] * 4
+    for found in (
+        [own.score for own in made],
+        [row["score"] for row in read(out)],
+        [*columns["score"]],
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert all(own.probs is None and own.label is None for own in made)
 
 
 @pytest.mark.parametrize(

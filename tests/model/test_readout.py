@@ -237,7 +237,7 @@ def test_how_texts_are_read_before(tmp_path: Path) -> None:
     ("name", "said", "words"),
     [
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is set"),
-        ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length is 'x'"),
+        ("sentence_bert_config.json", {"max_seq_length": "x"}, 'max_seq_length is "x"'),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim is 0"),
         (
             "config_sentence_transformers.json",

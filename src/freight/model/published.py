@@ -93,7 +93,7 @@ def _prompt(stated: Mapping[str, Any], doubts: list[str]) -> str:
 def _count(name: str, stated: Mapping[str, Any], doubts: list[str]) -> int | None:
     value = stated.get(name)
     if value is not None and (type(value) is not int or value < 1):
-        doubts.append(f"{name} is {value!r}, it must be a whole number, at least 1")
+        doubts.append(f"{name} is {json.dumps(value)}, it must be a whole number, at least 1")
         return None
     return value
 
