@@ -24,6 +24,7 @@ from freight.entrypoints.flags import (
     add_drafts,
     add_job,
     add_kept_compression,
+    add_lora,
     add_machine,
     add_placement,
     add_policy,
@@ -245,6 +246,7 @@ def _build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "-o", "--output", metavar="OUTPUT", required=True, help="file, or - for standard output"
     )
+    add_lora(run)
     add_sampling(run)
     add_readings(run)
     add_job(run)
@@ -408,6 +410,7 @@ def _add_compress(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "-m", "--model", metavar="MODEL", help="a directory, a GGUF file, or a name on the hub"
     )
+    add_lora(parser)
     add_task(parser)
     add_kept_compression(parser)
 

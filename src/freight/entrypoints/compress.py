@@ -15,6 +15,7 @@ from pathlib import Path
 
 from freight.entrypoints.model_source import find_model
 from freight.errors import InputError
+from freight.model.adapter import has_adapter
 from freight.model.checkpoint import resolve
 from freight.model.compression import packed_formats
 from freight.model.config import read_config
@@ -30,7 +31,7 @@ def compress_model(arguments: argparse.Namespace) -> int:
     """Make what is not kept yet; returns the exit status."""
     from freight.runtime.compressed_files import compressed_sources, default_directory
 
-    model_dir = find_model(arguments.model)
+    model_dir = find_model(arguments.model, arguments.lora)
     config = for_task(read_config(model_dir), arguments.task)
     sources = resolve(config, model_dir)
     compression = find_compression(
@@ -65,7 +66,8 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
     if options.dummy_seed is not None:
         return
     config = for_task(read_config(model_dir), options.task)
-    if options.compression is None and config.packing is None and find_gguf(model_dir) is None:
+    is_plain = config.packing is None and find_gguf(model_dir) is None
+    if options.compression is None and is_plain and not has_adapter(model_dir):
         return
     from freight.runtime.compressed_files import (
         announcement,

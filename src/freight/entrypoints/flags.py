@@ -60,6 +60,15 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lora(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lora",
+        metavar="ADAPTER",
+        help="directory or Hub id of a LoRA adapter of PEFT's, which is added to the model's "
+        "weights once and kept (--model may also name one, for the model that it was trained on)",
+    )
+
+
 def add_task(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--task",

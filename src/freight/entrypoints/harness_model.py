@@ -43,7 +43,8 @@ _MACHINE: Final = frozenset(inspect.signature(LLM.__init__).parameters) - {"self
 
 @register_model("freight")
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """``pretrained`` and ``machine`` are what ``LLM`` takes. ``batch_size`` and ``max_batch_size``
+    """``pretrained`` and ``machine`` are what ``LLM`` takes, ``peft`` its ``lora`` by the harness's
+    name. ``batch_size`` and ``max_batch_size``
     are taken and left aside: the plan chooses. Rows are cut at ``max_length`` tokens, by default
     the model's positions; a task that does not say how long answers may be gets ``max_gen_toks``.
     Texts get the special tokens that the tokenizer puts around them, BOS among them, or not where
@@ -57,6 +58,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self,
         pretrained: str | None = None,
         *,
+        peft: str | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
@@ -76,6 +78,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 "No model was named.",
                 "Name one with --model_args pretrained=./model.",
             )
+        machine = machine if peft is None else {"lora": peft, **machine}
         unknown = [name for name in machine if name not in _MACHINE]
         if unknown:
             raise InputError(

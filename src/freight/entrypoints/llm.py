@@ -82,9 +82,10 @@ class LLM:
     """A model on this machine. Each call of ``generate``, ``chat``, ``loglikelihood``, ``embed`` or
     ``classify`` plans for its own rows.
 
-    ``model`` is a directory, a GGUF file, a Hugging Face Hub id, or "demo"; ``task`` "embed" makes
-    embeddings of one that generates, and "auto" is what the model's files say. Sizes are "8GiB" or
-    bytes: ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
+    ``model`` is a directory, a GGUF file, a Hugging Face Hub id, or "demo"; ``lora`` an adapter of
+    PEFT's, by directory or id, that is added to its weights; ``task`` "embed" makes embeddings of
+    one that generates, and "auto" is what the model's files say. Sizes are "8GiB" or bytes:
+    ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
@@ -107,6 +108,7 @@ class LLM:
         self,
         model: str | os.PathLike[str],
         *,
+        lora: str | os.PathLike[str] | None = None,
         task: str = "auto",
         device: str = "auto",
         dtype: str = "auto",
@@ -170,7 +172,8 @@ class LLM:
             "dummy_weights": dummy_weights,
         }
         self._options = read_settings(settings)
-        self._model_dir = find_model(read_model(model))
+        adapter = None if lora is None else read_model(lora, "lora")
+        self._model_dir = find_model(read_model(model), adapter)
         self._config = config = for_task(read_config(self._model_dir), self._options.task)
         self._limits = row_limits(config, self._model_dir)
         self._running: weakref.WeakSet[Answers[Any]] = weakref.WeakSet()

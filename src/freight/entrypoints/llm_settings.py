@@ -19,6 +19,8 @@ from freight.runtime.options import EngineOptions, Shares
 
 __all__ = ["read_model", "read_settings"]
 
+_ADAPTER: Final = "a directory, or a Hub id"
+
 
 def read_settings(given: Mapping[str, Any]) -> EngineOptions:
     """The options of what ``LLM`` was given, by its keywords. InputError where one is unusable."""
@@ -30,10 +32,11 @@ def read_settings(given: Mapping[str, Any]) -> EngineOptions:
     return EngineOptions(**read, dummy_seed=0 if dummy else None)
 
 
-def read_model(value: object) -> str:
-    """What names a model: a text or a path."""
+def read_model(value: object, name: str = "model") -> str:
+    """What names a model, or an adapter: a text or a path."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise _refuse("model", value, "a directory, a GGUF file, a Hub id, or demo")
+        wanted = "a directory, a GGUF file, a Hub id, or demo" if name == "model" else _ADAPTER
+        raise _refuse(name, value, wanted)
     return os.fsdecode(value)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from freight.entrypoints.adapter_model import base_of, directory_with_adapter, is_made
 from freight.entrypoints.gguf_model import (
     describes_itself,
     directory_of_gguf,
@@ -20,6 +21,7 @@ from freight.entrypoints.gguf_model import (
 from freight.errors import InputError, ModelError
 from freight.jobs.formats import RowLimits
 from freight.jobs.readings import Form, Reading
+from freight.model.adapter import has_adapter
 from freight.model.config import ModelConfig
 from freight.model.gguf import parts_of
 from freight.model.gguf_tensors import find_gguf
@@ -46,9 +48,21 @@ _DYNAMIC: Final = "UD-"
 """Before a kind, of files that have more bits for some tensors: others of the kind go before."""
 
 
-def find_model(name: str | None) -> Path:
-    """The directory of a model, downloaded from the Hub if ``name`` is an id there; for a GGUF file
-    one that is made."""
+def find_model(name: str | None, lora: str | None = None) -> Path:
+    """The directory of a model, downloaded from the Hub if ``name`` is an id there; for a GGUF
+    file, and for a model with the adapter ``lora``, one that is made. An adapter's own name stands
+    for it with the model that it was trained on."""
+    directory = _find_directory(name)
+    if lora is not None:
+        return directory_with_adapter(directory, _find_directory(lora, flag="--lora"))
+    if has_adapter(directory) and not is_made(directory):
+        return directory_with_adapter(_find_directory(base_of(directory)), directory)
+    return directory
+
+
+def _find_directory(name: str | None, flag: str = "--model") -> Path:
+    """What a name stands for by itself."""
+    is_model = flag == "--model"
     if not name:
         raise InputError(
             "No model was given.",
@@ -67,17 +81,18 @@ def find_model(name: str | None) -> Path:
         return directory_of_gguf(path)
     if path.exists():
         raise InputError(
-            f"--model {name} was given.",
+            f"{flag} {name} was given.",
             "It is a file.",
             "Give the directory that holds config.json and the weights, or a .gguf file.",
         )
     found = _HUB_ID.fullmatch(name)
     if found is None or name.startswith("."):
         raise InputError(
-            f"--model {name} was given.",
-            "There is no such directory, and it is no Hugging Face Hub id like owner/name, or "
-            "owner/name:Q4_K_M for a GGUF file.",
-            "Check the path, or use --model demo for the tiny model in the package.",
+            f"{flag} {name} was given.",
+            "There is no such directory, and it is no Hugging Face Hub id like owner/name"
+            + (", or owner/name:Q4_K_M for a GGUF file." if is_model else "."),
+            "Check the path"
+            + (", or use --model demo for the tiny model in the package." if is_model else "."),
         )
     hub_id, kind = found.groups()
     return _download(hub_id, _HUB_FILES) if kind is None else _download_gguf(hub_id, kind)

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     spec, options = job_spec(arguments), engine_options(arguments)
     check_paths(spec.source, spec.sink, options.trace_path)
-    model_dir = find_model(arguments.model)
+    model_dir = find_model(arguments.model, arguments.lora)
     with _sigterm_raises(), Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
         try:
             report = _run_job(

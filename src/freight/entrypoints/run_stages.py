@@ -262,7 +262,7 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
             options = _own_options(arguments, place)
             _check_flags(arguments)
             check_paths(spec.source, spec.sink, options.trace_path)
-            model_dir = find_model(arguments.model)
+            model_dir = find_model(arguments.model, arguments.lora)
 
             def build(workload: Workload) -> Engine:
                 ranks.say("start", _Start(workload=workload))
@@ -415,7 +415,7 @@ def _follow(arguments: argparse.Namespace, place: Place) -> NoReturn:
         start = ranks.hear("start")
         if start is not None:
             with Progress(sys.stderr, is_quiet=True) as progress:
-                model_dir = find_model(arguments.model)
+                model_dir = find_model(arguments.model, arguments.lora)
                 engine: Any = _build(ranks, arguments, options, model_dir, start.workload, progress)
                 with closing(engine):
                     for _ in engine.run(iter(())):

@@ -19,7 +19,7 @@ from freight.runtime.request import SamplingParams
 
 __all__ = ["job_fingerprint", "model_identity"]
 
-_CONFIG_FILES: Final = ("config.json", "generation_config.json")
+_CONFIG_FILES: Final = ("config.json", "generation_config.json", "adapter_config.json")
 _TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from freight.errors import ModelError
+from freight.model.adapter import as_adapted, read_adapter
 from freight.model.families import Family
 from freight.model.own_head import has_own_head
 from freight.model.places import spellings
@@ -37,7 +38,10 @@ def quantised_beside(path: Path) -> dict[str, Any]:
 
 
 def as_files_say(config: ModelConfig, family: Family, model_dir: Path) -> ModelConfig:
-    """With a head of its own where the weights have one, and the frequencies that they have."""
+    """With a head of its own where the weights have one, what an adapter makes of it, and the
+    frequencies that the weights have."""
+    if (adapter := read_adapter(model_dir)) is not None:
+        config = as_adapted(config, adapter, family.tensors.get("embedding"))
     if config.tied_embeddings and has_own_head(model_dir, family.tensors):
         config = replace(config, tied_embeddings=False)
     if family.rope_exponents is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.errors import ModelError
+from freight.model.adapter import adapted, directory_of, read_adapter
 from freight.model.decoder import tensor_shapes
 from freight.model.families import FAMILIES, Place
 from freight.model.gguf import read_gguf
@@ -55,7 +56,8 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
     """
     path = find_gguf(Path(model_dir))
     if path is None:
-        found, tensors = open_checkpoint(model_dir), FAMILIES[config.family].tensors
+        tensors = FAMILIES[config.family].tensors
+        found = _with_adapter(open_checkpoint(model_dir), tensors, Path(model_dir))
         sources, problems = _match(config, found, tensors)
         problems += _left_layers(config, found, tensors)
         problems = _of_labels(config, problems)
@@ -71,6 +73,29 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
         "quantised in a way that Freight reads.",
     )
     return sources
+
+
+def _with_adapter(
+    found: dict[str, TensorSource], tensors: Mapping[str, Place], model_dir: Path
+) -> dict[str, TensorSource]:
+    """With what the adapter beside the weights makes of them, where there is one."""
+    adapter = read_adapter(model_dir)
+    if adapter is None:
+        return found
+    head, embedding = (tensors.get(name) for name in ("head.weight", "embedding"))
+    own, problems = adapted(
+        found,
+        adapter,
+        head=head if isinstance(head, str) else None,
+        embedding=embedding if isinstance(embedding, str) else None,
+    )
+    _raise_any(
+        f"The adapter in {directory_of(model_dir)} was to be added to the model.",
+        problems,
+        "Give the model that it was trained on, not quantised (--weight-bits 4 makes it small "
+        "here), or merge it with PEFT (merge_and_unload) and save that.",
+    )
+    return own
 
 
 def _match(

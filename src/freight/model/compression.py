@@ -27,7 +27,7 @@ from freight.model.number_format import (
 )
 from freight.model.packed_tensors import becomes
 from freight.model.places import locate
-from freight.model.sources import TensorSource
+from freight.model.sources import ADAPTED, TensorSource
 from freight.model.switches import ModelConfig
 from freight.quantities import align_up
 
@@ -147,7 +147,10 @@ def _identity(source: TensorSource) -> object:
     """The same for two names of one tensor."""
     own = source.packed
     rows = (0, 1, None) if own is None else (own.first_row, own.every, own.dealt)
-    return source.path, source.offset, rows, source.shape
+    added: tuple[object, ...] = ()
+    if own is not None and own.scheme == ADAPTED:
+        added = tuple((part.path, part.offset) for part in own.parts.values())
+    return source.path, source.offset, rows, source.shape, added
 
 
 def announced_formats(config: ModelConfig, sources: Mapping[str, TensorSource]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from freight.model.adapter import read_adapter
 from freight.model.families import Place
 from freight.model.places import spellings
 from freight.model.safetensors_files import read_safetensors
@@ -24,11 +25,19 @@ _COMPARED_BYTES: Final = 1 << 16
 
 def has_own_head(model_dir: Path, tensors: Mapping[str, Place]) -> bool:
     """Whether the safetensors of ``model_dir`` hold a head, by the family's table, that is not the
-    embedding. Damaged ones are for others to refuse."""
+    embedding, or an adapter makes it so. Damaged ones are for others to refuse."""
     found = read_safetensors(model_dir, [])
     if found is None:
         return False
     head, embedding = (_find(found, tensors.get(name)) for name in ("head.weight", "embedding"))
+    adapter = read_adapter(model_dir)
+    if adapter is not None and embedding is not None:
+        own, other = (_name(tensors.get(name)) for name in ("head.weight", "embedding"))
+        saved = adapter.find(own), adapter.find(other)
+        if None not in saved and not any(map(adapter.adds_to, (own, other))):
+            head, embedding = saved
+        elif adapter.unties(own, other, embedding.shape[0]):
+            return True
     if head is None or embedding is None:
         return False
     alike = (head.dtype, head.shape, head.num_bytes)
@@ -41,8 +50,11 @@ def has_own_head(model_dir: Path, tensors: Mapping[str, Place]) -> bool:
 
 
 def _find(found: Mapping[str, TensorSource], place: Place | None) -> TensorSource | None:
-    names = spellings(place) if isinstance(place, str) else ()
-    return next((found[name] for name in names if name in found), None)
+    return next((found[name] for name in spellings(_name(place)) if name in found), None)
+
+
+def _name(place: Place | None) -> str:
+    return place if isinstance(place, str) else ""
 
 
 def _ends(source: TensorSource) -> tuple[bytes, bytes]:

@@ -16,7 +16,14 @@ from typing import Any, Final
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
 
-__all__ = ["INDEX", "INTEGERS", "SAFETENSORS_NAMES", "SINGLE", "read_safetensors"]
+__all__ = [
+    "INDEX",
+    "INTEGERS",
+    "SAFETENSORS_NAMES",
+    "SINGLE",
+    "read_safetensors",
+    "read_safetensors_file",
+]
 
 SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SINGLE: Final = "model.safetensors"
@@ -32,7 +39,7 @@ def read_safetensors(model_dir: Path, problems: list[str]) -> dict[str, TensorSo
     """All tensors of the checkpoint in ``model_dir`` by its names, what is wrong in ``problems``;
     None where there is none."""
     if (model_dir / SINGLE).is_file():
-        return _read_header(model_dir / SINGLE, problems)
+        return read_safetensors_file(model_dir / SINGLE, problems)
     if (model_dir / INDEX).is_file():
         return _read_shards(model_dir, problems)
     return None
@@ -53,7 +60,7 @@ def _read_shards(model_dir: Path, problems: list[str]) -> dict[str, TensorSource
         elif not (model_dir / shard).is_file():
             problems.append(f"{INDEX} names {shard}, which is not there")
         else:
-            headers[shard] = _read_header(model_dir / shard, problems)
+            headers[shard] = read_safetensors_file(model_dir / shard, problems)
     if problems:
         return {}
     lost = [f"{shard} lacks {name}" for name, shard in placed.items() if name not in headers[shard]]
@@ -61,8 +68,8 @@ def _read_shards(model_dir: Path, problems: list[str]) -> dict[str, TensorSource
     return {} if lost else {name: headers[shard][name] for name, shard in placed.items()}
 
 
-def _read_header(path: Path, problems: list[str]) -> dict[str, TensorSource]:
-    """The tensors of one safetensors file; what is wrong with it goes to ``problems``."""
+def read_safetensors_file(path: Path, problems: list[str]) -> dict[str, TensorSource]:
+    """The tensors of one file; what is wrong with it goes to ``problems``."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(len(_POINTER))

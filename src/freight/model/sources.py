@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-__all__ = ["HALVES", "Beside", "Dealt", "Packed", "TensorSource", "join_halves"]
+__all__ = ["ADAPTED", "HALVES", "Beside", "Dealt", "Packed", "TensorSource", "join_halves"]
 
 HALVES = "halves"
 """How rows are packed that lie in two tensors."""
+ADAPTED = "adapted"
+"""And those to which an adapter adds something."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,8 @@ class Packed:
     ``head_rows`` come with their halves woven together (0: they do not), those that are ``dealt``
     in another order, or beside others. ``minus_one``: the checkpoint has them plus one;
     ``logarithms``: it has minus what they are the logarithms of. Of the rows behind the first only
-    every ``every``-th is meant; those of a ``turned`` tensor are its columns.
+    every ``every``-th is meant; those of a ``turned`` tensor are its columns. ``scale`` is that of
+    what is added, which of a ``turned`` one is kept turned.
     """
 
     scheme: str
@@ -84,6 +87,7 @@ class Packed:
     logarithms: bool = False
     every: int = 1
     turned: bool = False
+    scale: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,7 +34,7 @@ from freight.model.compression import (
 )
 from freight.model.config import ModelConfig
 from freight.model.number_format import Compression, ExactCompression
-from freight.model.sources import TensorSource
+from freight.model.sources import ADAPTED, TensorSource
 from freight.quantities import MIB, align_up, format_bytes
 from freight.runtime.compressed_rows import look_for_spared, made_rows, opened, parts_of
 from freight.runtime.device import ComputeDevice, choose_compute
@@ -178,6 +178,8 @@ def announcement(
 
 def _announcement(work: _Work, compression: Compression | ExactCompression | None) -> str:
     what = "converting the quantised weights"
+    if work.has_adapter:
+        what = "adding the adapter to the weights"
     if compression is not None:
         what = f"compressing the weights ({compression})"
     if work.own.exists():
@@ -194,6 +196,7 @@ class _Work:
     places: Mapping[str, TensorSource]
     formats: Mapping[str, str]
     marks: Mapping[str, str]
+    has_adapter: bool
     spared: Mapping[str, int] | None = None
 
     @property
@@ -210,11 +213,12 @@ def _plan(
 ) -> _Work:
     formats = choose_formats(config, sources, compression)
     marks = {"version": str(_VERSION)}
-    if compression is None:
+    changed = [sources[name].packed for name in formats]
+    if any(changed):
         marks["packed"] = _hash_packing(sources, formats)
-    elif isinstance(compression, ExactCompression):
+    if isinstance(compression, ExactCompression):
         marks["exact"] = str(compression)
-    else:
+    elif compression is not None:
         marks["bits"], marks["group size"] = str(compression.bits), str(compression.group_size)
         marks |= {"groups": "across rows"} if compression.across else {}
     if config.readout is not None:  # other matrices are kept
@@ -226,6 +230,7 @@ def _plan(
         places=compressed_places(sources, formats, own / "weights.bin"),
         formats=formats,
         marks=marks,
+        has_adapter=any(own is not None and own.scheme == ADAPTED for own in changed),
     )
     if isinstance(compression, ExactCompression) and (spared := _noted(own)) is not None:
         return _with_spared(work, config, sources, compression, spared)
@@ -261,9 +266,10 @@ def _hash_packing(sources: Mapping[str, TensorSource], formats: Mapping[str, str
     done = []
     for name, dtype in formats.items():
         own = sources[name].packed
-        assert own is not None
+        if own is None:
+            continue
         numbers = (own.bits, own.group_size, own.zero_shift, own.first_row, own.head_rows)
-        changes = (own.minus_one, own.logarithms, repr(own.dealt))
+        changes = (own.minus_one, own.logarithms, repr(own.dealt), own.scale)
         done.append([name, dtype, own.scheme, *numbers, *changes])
     return hashlib.sha256(json.dumps(done).encode()).hexdigest()
 

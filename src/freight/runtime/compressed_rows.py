@@ -35,7 +35,9 @@ _BLOCK: Final = 4096
 
 def parts_of(source: TensorSource) -> Iterable[TensorSource]:
     """The tensors of the checkpoint that have to be read."""
-    return [source] if source.packed is None else source.packed.parts.values()
+    if source.packed is None:
+        return [source]
+    return [own for part in source.packed.parts.values() for own in parts_of(part)]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from freight.kernels.warm_up import warm_up
 from freight.memory.disk import Traffic
 from freight.memory.process import Keeper
 from freight.memory.transfer import Link
+from freight.model.adapter import refuse_adapter
 from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
 from freight.model.checkpoint import dummy_dtype, imagined_sources, resolve
@@ -160,6 +161,7 @@ def open_model(
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
         check_tables(config, sources)
     else:
+        refuse_adapter(model_dir)
         sources = imagined_sources(config, dtype)
     options = settle_compute(options, sources, device, dtype, say)
     if fit := describe_fit(config, sources, options.compression):

@@ -24,7 +24,7 @@ from freight.model.number_format import (
     MicroFloats,
     find_compressed,
 )
-from freight.model.sources import HALVES, Beside, Dealt, Packed, TensorSource
+from freight.model.sources import ADAPTED, HALVES, Beside, Dealt, Packed, TensorSource
 from freight.quantities import MIB
 from freight.runtime.loaders import CheckpointFiles
 
@@ -163,6 +163,10 @@ def _plain_rows(
     if packed.scheme == HALVES:
         yield from _joined_rows(files, source, packed)
         return
+    if packed.scheme == ADAPTED:
+        for summed in _adapted_rows(files, source, packed):
+            yield summed.to(_TYPES[source.dtype]).view(torch.uint8)
+        return
     rows = _turned_rows if packed.turned else _raw_rows
     for raw in rows(files, source, packed):
         if packed.minus_one or packed.logarithms:
@@ -171,6 +175,30 @@ def _plain_rows(
             yield values.view(torch.uint8)
         else:
             yield _columns_in_order(raw, packed)
+
+
+def _adapted_rows(
+    files: CheckpointFiles, source: TensorSource, packed: Packed
+) -> Iterator[torch.Tensor]:
+    """With what an adapter adds, in float32."""
+    part, num_rows = packed.parts["rows"], source.shape[0]
+    down, up, lengths = (
+        _whole(files, packed.parts[name]).float() if name in packed.parts else None
+        for name in ("down", "up", "lengths")
+    )
+    if packed.turned and down is not None and up is not None:
+        down, up = up.t(), down.t()
+    columns = source.shape[1] if len(source.shape) > 1 else 1
+    step = max(1, min(_CHUNK_VALUES, files.most_bytes) // (columns * packed.every))
+    for begin in range(0, num_rows, step):
+        count = min(step, num_rows - begin)
+        rows = _every_row(files, part, packed, begin, count).view(_TYPES[part.dtype]).float()
+        picked = packed.first_row + packed.every * torch.arange(begin, begin + count)
+        if down is not None and up is not None:
+            rows = rows + packed.scale * (up[picked] @ down)
+        if lengths is not None:
+            rows = rows * (lengths.flatten()[picked] / rows.norm(dim=1))[:, None]
+        yield rows
 
 
 def _joined_rows(
@@ -191,6 +219,8 @@ def _values(files: CheckpointFiles, source: TensorSource) -> torch.Tensor:
     """In float32."""
     if source.packed is None:
         return _whole(files, source).float()
+    if source.packed.scheme == ADAPTED:
+        return torch.cat([*_adapted_rows(files, source, source.packed)])
     parts = [
         (own.lowest[..., None] + own.codes * own.scale[..., None]).flatten(1).float()
         for own in _unpacked(files, source, source.packed)
@@ -264,9 +294,9 @@ def _turned_rows(
     files: CheckpointFiles, source: TensorSource, packed: Packed
 ) -> Iterator[torch.Tensor]:
     """Columns of a matrix, which is read whole, as rows of bytes."""
-    matrix = _whole(files, packed.parts["rows"])
-    count, every = source.shape[0], packed.every
-    columns = matrix.t()[packed.first_row :: every][:count]
+    part, count, every = packed.parts["rows"], source.shape[0], packed.every
+    matrix = _whole(files, part) if part.packed is None else _values(files, part)
+    columns = matrix.t()[packed.first_row :: every][:count].to(_TYPES[part.dtype])
     yield columns.contiguous().view(torch.uint8)
 
 

@@ -64,7 +64,7 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
     if sink is not None:
         for source in sources.values():
             check_paths(source, sink)
-    model = find_model(arguments.model)
+    model = find_model(arguments.model, arguments.lora)
     if not arguments.setting and _is_quantised(model):
         settings = parse_settings(SETTINGS_OF_QUANTISED)
     job = {"model": str(model), "flags": vars(arguments)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from freight.entrypoints.eval.settings import DEFAULT_SETTINGS, KEYS
+from freight.entrypoints.flags import add_lora
 
 __all__ = ["add_eval_parser"]
 
@@ -52,6 +53,7 @@ def add_eval_parser(
         help="directory of a model, a Hugging Face Hub id, or demo",
     )
     keys = ", ".join(f"{word}={key.values}" for word, key in KEYS.items())
+    add_lora(parser)
     parser.add_argument(
         "--setting",
         action="append",
