@@ -31,12 +31,15 @@ from freight.kernels.cuda.recurrence import recur, convolve
 from freight.kernels.cuda.tokens import normalise, rotate
 from freight.kernels.cuda.eights import make_eights_plain
 from freight.kernels.cuda.exponents import make_exponents_plain
+from freight.kernels.cuda.levels import make_levels_plain
 from freight.kernels.cuda.micro import make_micro_plain
 from freight.kernels.cuda.groups import make_plain, multiply
 from freight.kernels.cuda.sets import multiply_sets
 from freight.kernels.pages import Pages
 from freight.kernels.state_heads import StateHeads
-from freight.model.number_format import EightFloats, Grouped, MicroFloats, ShortExponents
+from freight.model.number_format import (
+    EightFloats, Grouped, LevelFloats, MicroFloats, ShortExponents,
+)
 from freight.model.workspace import Workspace
 
 target = GPUTarget("cuda", int(sys.argv[1]), 32)
@@ -86,6 +89,9 @@ eights = EightFloats()
 make_eights_plain(on_meta(70, eights.row_bytes(320)), eights, on_meta(70, 320, dtype=dtype))
 micro = MicroFloats()
 make_micro_plain(on_meta(70, micro.row_bytes(96)), micro, on_meta(70, 96, dtype=dtype))
+for size, in_bytes in ((16, True), (64, False)):
+    levels = LevelFloats(levels="e2m1", group_size=size, in_bytes=in_bytes)
+    make_levels_plain(on_meta(70, levels.row_bytes(320)), levels, on_meta(70, 320, dtype=dtype))
 sets = on_meta(3, 4, dtype=torch.int64)
 for most, some in ((5, {"has_bias": True, "adds": False}), (64, {"has_bias": False, "adds": True})):
     x, out = on_meta(70, 256, dtype=dtype), on_meta(70, 96, dtype=dtype)
@@ -152,7 +158,7 @@ def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     kernels = {"_make_plain", "_make_plain_across", "_make_exponents_plain", "_multiply"}
-    kernels |= {"_make_micro_plain", "_make_eights_plain", "_multiply_sets"}
+    kernels |= {"_make_micro_plain", "_make_eights_plain", "_make_levels_plain", "_multiply_sets"}
     kernels |= {"_append", "_append_plain", "_merge", "_attend_plain", "_attend_codes"}
     kernels |= {"_normalise", "_rotate", "_convolve", "_recur"}
     assert set(done.stdout.split()) == kernels

@@ -18,9 +18,11 @@ from freight.kernels.grouped import (
     join_rows,
     small_product,
 )
-from freight.model.number_format import EightFloats, Grouped
+from freight.model.number_format import EightFloats, Grouped, LevelFloats
 
 from .test_exponents import KINDS, make_numbers, shortened
+from .test_levels import FORMATS as LEVELS
+from .test_levels import make_rows as make_level_rows
 from .test_micro import make_rows as make_micro_rows
 from .triton_bed import DEVICE, EXAMPLES, ON_DEVICE, in_use, loaded
 
@@ -135,6 +137,33 @@ def test_mxfp4(
     is_tiny = (wanted.abs() < torch.finfo(dtype).tiny) & (dtype is torch.bfloat16)
     found = held[:, :columns].cpu()
     assert torch.equal(found[~is_tiny], wanted[~is_tiny])
+    assert (held[:, columns:] == 7.0).all()
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(
+    own=st.sampled_from(LEVELS),
+    rows=st.integers(1, 70),
+    columns=st.sampled_from([128, 384]),
+    spare=st.sampled_from([0, 8]),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_levels(
+    own: LevelFloats, rows: int, columns: int, spare: int, dtype: torch.dtype, seed: int
+) -> None:
+    kept = make_level_rows(own, rows, columns, seed)
+    wanted = torch.empty(rows, columns, dtype=dtype)
+    dequantise_reference(kept, wanted)
+    held = torch.full((rows, columns + spare), 7.0, dtype=dtype, device=DEVICE)
+    with in_use(loaded()):
+        dequantise(replace(kept, raw=kept.raw.to(DEVICE)), held[:, :columns])
+    found = held[:, :columns].cpu()
+    if dtype is not torch.float32 and not ON_DEVICE:
+        # The interpreter cuts off instead of rounding, and tiny numbers of float16 are coarse.
+        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-24)
+    else:
+        assert torch.equal(found, wanted)
     assert (held[:, columns:] == 7.0).all()
 
 

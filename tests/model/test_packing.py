@@ -98,6 +98,34 @@ def test_floats_of_8_bits() -> None:
     assert not found.skips("a.x") and not found.skips("x.y")
 
 
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+MODEL_OPTIMIZER = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_*"]}
+
+
+def fours(stored: str, size: int, **own: Any) -> dict[str, Any]:
+    """Of compressed-tensors, floats of 4 bits, met by tokens of 4 bits, which stay plain here."""
+    weights = {"num_bits": 4, "type": "float", "group_size": size, **own}
+    tokens = {"num_bits": 4, "type": "float", "group_size": size, "dynamic": "local"}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": tokens}
+    return {**COMPRESSED, "format": stored, "config_groups": {"group_0": group}}
+
+
+def test_levels() -> None:
+    """Codes for the numbers of a table; bitsandbytes leaves the head plain, said or not."""
+    nvfp4 = Packing(scheme="nvfp4", bits=4, group_size=16, levels="e2m1")
+    found = read(MODEL_OPTIMIZER)
+    assert found is not None and found == replace(nvfp4, skipped=found.skipped)
+    assert found.skips("lm_head") and not found.skips("model.layers.0.mlp.up_proj")
+    assert read({**fours("nvfp4-pack-quantized", 16), "ignore": []}) == nvfp4
+    micro = {**fours("mxfp4-pack-quantized", 32), "ignore": [], "kv_cache_scheme": {"num_bits": 8}}
+    assert read(micro) == Packing(scheme="mxfp4", bits=4, group_size=32)
+    blocks = read(BITSANDBYTES)
+    assert blocks is not None and blocks.levels == "fp4" and blocks.skips("lm_head")
+    own = {**BITSANDBYTES, "bnb_4bit_quant_type": "nf4", "llm_int8_skip_modules": ["o_proj"]}
+    blocks = read(own)
+    assert blocks is not None and blocks.levels == "nf4" and blocks.skips("self_attn.o_proj")
+
+
 def test_modules_that_stay() -> None:
     compressed, awq = read(COMPRESSED), read({**AWQ, "modules_to_not_convert": ["o_proj"]})
     assert compressed is not None and awq is not None
@@ -117,9 +145,13 @@ def compressed(**group: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "way"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes (8 bits)"),
+        ({**BITSANDBYTES, "bnb_4bit_quant_type": "int4"}, "bitsandbytes (int4)"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8 (blocks of [64, 64])"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt (NVFP4)"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt (NVFP4_AWQ)"),
+        ({**MODEL_OPTIMIZER, "group_size": 32}, "modelopt (NVFP4)"),
+        (fours("nvfp4-pack-quantized", 32), "(nvfp4-pack-quantized, of floats of 4 bits)"),
+        (fours("mxfp4-pack-quantized", 32, symmetric=False), "with zero points)"),
         ({"quant_method": "modelopt"}, "modelopt (None)"),
         (eights(format="int-quantized"), "compressed-tensors (int-quantized)"),
         (in_bytes(num_bits=4), "compressed-tensors (4 bits)"),
@@ -147,7 +179,7 @@ def compressed(**group: Any) -> dict[str, Any]:
         ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "(kv_cache_scheme)"),
         ({**COMPRESSED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
         (compressed(input_activations={"num_bits": 8}), "(quantised activations)"),
-        (compressed(weights={**WEIGHTS, "type": "float"}), "(weights of type float)"),
+        (compressed(weights={**WEIGHTS, "type": "float"}), "(pack-quantized, of floats of 4 bits)"),
         (compressed(weights={**WEIGHTS, "strategy": "block"}), "(one scale for each block)"),
         (compressed(weights={**WEIGHTS, "num_bits": 3}), "compressed-tensors (3 bits)"),
         ({**COMPRESSED, "config_groups": {}}, "(0 different schemes)"),

@@ -16,6 +16,7 @@ from freight.model.number_format import (
     Compressed,
     EightFloats,
     Grouped,
+    LevelFloats,
     MicroFloats,
     ShortExponents,
 )
@@ -66,6 +67,8 @@ WEIGHTS: list[Compressed | None] = [
     ShortExponents(spare=0),
     MicroFloats(),
     EightFloats(),
+    LevelFloats(levels="e2m1", group_size=16, in_bytes=True),
+    LevelFloats(levels="nf4", group_size=64),
 ]
 
 
@@ -116,8 +119,8 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         changed |= {"append_plain": changed["append"], "rotate": lambda: inputs[0]}
         changed |= {"normalise": lambda: inputs[1], "convolve": changed["rotate"]}
         changed |= {"recur": lambda: inputs[7], "multiply_sets": changed["make_plain"]}
-        for other in ("make_exponents_plain", "make_micro_plain", "make_eights_plain"):
-            changed[other] = changed["make_plain"]
+        for other in ("exponents", "micro", "eights", "levels"):
+            changed[f"make_{other}_plain"] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()
         out.add_(1)
         return found

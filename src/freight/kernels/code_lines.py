@@ -14,19 +14,23 @@ from freight.kernels.code_registers import (
     factors_at,
     fours_table,
     group_table,
+    levels_table,
     put_bytes,
     put_eights,
     put_high_halves,
     put_low_halves,
     put_short_group,
+    put_two_groups,
 )
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.exponent_lines import lay_exponents
+from freight.kernels.level_loops import scale_of
 from freight.kernels.row_kinds import (
     CodeRows,
     EightRows,
     ExponentRows,
     FourRows,
+    LevelRows,
     MicroRows,
     PairRows,
     kind_of,
@@ -40,6 +44,7 @@ __all__ = [
     "lay_codes",
     "lay_eights",
     "lay_fours",
+    "lay_levels",
     "lay_rows",
     "pairs_of_a_part",
 ]
@@ -78,7 +83,7 @@ def lay_rows(
     line_apart: Any,
     ahead: Any,
 ) -> None:
-    """As ``lay_codes``, ``lay_exponents``, ``lay_fours`` or ``lay_eights``, whichever they are.
+    """As ``lay_codes``, or another of those below, whichever they are.
     What comes ``ahead`` rows further is fetched."""
 
 
@@ -124,6 +129,22 @@ def lay_eights(rows, top, height, begin, width, out, start, row_apart, line_apar
             prefetch(raw, place + U(ahead * row_bytes))
             put_eights(out, to, raw, place, scale)
             put_eights(out, to + half, raw, place + U(WIDTH), scale)
+            to += U(line_apart)
+
+
+@uncounted
+def lay_levels(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
+    """As ``lay_codes``, of codes for levels, of which 32 are a line."""
+    raw, _, _, levels, _, row_bytes, _ = rows
+    for row in range(height):
+        source, to = U((top + row) * row_bytes), U(start + row * row_apart)
+        for column in range(begin, begin + width, LINE):
+            place = source + U(column // 2)
+            if column % (4 * LINE) == 0:
+                prefetch(raw, place + U(ahead * row_bytes))
+            first = scale_of(rows, source, column)
+            table = levels_table(levels, first, scale_of(rows, source, column + WIDTH))
+            put_two_groups(out, to, raw, place, table)
             to += U(line_apart)
 
 
@@ -175,5 +196,6 @@ _LAYING = {
     CodeRows: lay_codes,
     EightRows: lay_eights,
     ExponentRows: lay_exponents,
+    LevelRows: lay_levels,
     MicroRows: lay_fours,
 }

@@ -32,12 +32,14 @@ __all__ = [
     "factors_at",
     "fours_table",
     "group_table",
+    "levels_table",
     "look_up",
     "put_bytes",
     "put_eights",
     "put_high_halves",
     "put_low_halves",
     "put_short_group",
+    "put_two_groups",
 ]
 
 LINE: Final = 2 * WIDTH
@@ -115,6 +117,20 @@ def fours_table(context, raw, place):  # type: ignore[no-untyped-def]
     return _TABLE(raw, _INDEX), generate
 
 
+@intrinsic
+def levels_table(context, levels, first, second):  # type: ignore[no-untyped-def]
+    """What sixteen levels, float32, are times two scales, those of the first before the others."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, *scales = arguments
+        place = address_of(context, builder, signature.args[0], data, ir.Constant(WORD, 0))
+        own = builder.load(builder.bitcast(place, FLOATS.as_pointer()), align=4)
+        found = [builder.fmul(own, splat(builder, scale)) for scale in scales]
+        return builder.bitcast(narrowed_both(builder, *found), _LINE)
+
+    return _TABLE(levels, types.float32, types.float32), generate
+
+
 def look_up(builder: Any, table: Any, indices: Any) -> Any:
     """By the lower five bits of each."""
     kind = ir.FunctionType(_LINE, [_LINE, _LINE])
@@ -174,6 +190,18 @@ def put_high_halves(context, out, place, raw, start, table):  # type: ignore[no-
 def put_short_group(context, out, place, raw, start, table):  # type: ignore[no-untyped-def]
     """Likewise the lower halves of sixteen bytes, and then the upper ones."""
     return _signature(out, raw), _put_looked_up(WIDTH, _both)
+
+
+@intrinsic
+def put_two_groups(context, out, place, raw, start, table):  # type: ignore[no-untyped-def]
+    """As ``put_short_group``, the upper halves by the second half of the table."""
+
+    def indices(builder: Any, wide: Any) -> Any:
+        high = builder.or_(_high(builder, wide), ir.Constant(wide.type, [WIDTH] * WIDTH))
+        low = builder.and_(wide, ir.Constant(wide.type, [WIDTH - 1] * WIDTH))
+        return builder.shuffle_vector(low, high, _lanes(*range(LINE)))
+
+    return _signature(out, raw), _put_looked_up(WIDTH, indices)
 
 
 @intrinsic

@@ -16,10 +16,23 @@ import torch
 from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.eights import make_eights_plain_reference
 from freight.kernels.exponents import make_plain_reference
+from freight.kernels.levels import make_levels_plain_reference
 from freight.kernels.micro import make_micro_plain_reference
-from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
+from freight.kernels.plain_rows import (
+    eights_on_cpu,
+    exponents_on_cpu,
+    levels_on_cpu,
+    micro_on_cpu,
+)
 from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
-from freight.model.number_format import EightFloats, Grouped, MicroFloats, RowFormat, ShortExponents
+from freight.model.number_format import (
+    EightFloats,
+    Grouped,
+    LevelFloats,
+    MicroFloats,
+    RowFormat,
+    ShortExponents,
+)
 
 __all__ = [
     "CompressedRows",
@@ -108,6 +121,9 @@ def dequantise_reference(rows: CompressedRows, out: torch.Tensor) -> None:
     if isinstance(own, EightFloats):
         make_eights_plain_reference(rows.raw, own, out)
         return
+    if isinstance(own, LevelFloats):
+        make_levels_plain_reference(rows.raw, own, out)
+        return
     dim, together = (1 if own.across else 2), own.rows_together
     raw = rows.raw.reshape(count // together, together * rows.raw.shape[1])
     border, step = together * own.code_bytes(columns), own.code_bytes(own.group_size)
@@ -125,7 +141,7 @@ def small_product(x: torch.Tensor, rows: CompressedRows) -> torch.Tensor | None:
     """x [tokens, columns] times the rows, in float32 [tokens, rows], for so few tokens that making
     the rows plain would cost more than the product; None where that is not so, or not known how. On
     a CPU for groups across rows: ``products.multiply`` has loops for others."""
-    if isinstance(rows.number_format, ShortExponents | MicroFloats | EightFloats):
+    if not isinstance(rows.number_format, Grouped):
         return None
     if (multiply := kernels_of(x.device).multiply) is not None:
         return multiply(x, rows.raw, rows.number_format)
@@ -142,6 +158,7 @@ def dequantise(rows: CompressedRows, out: torch.Tensor) -> None:
         ShortExponents: kernels.make_exponents_plain,
         MicroFloats: kernels.make_micro_plain,
         EightFloats: kernels.make_eights_plain,
+        LevelFloats: kernels.make_levels_plain,
     }
     if (make_plain := by_kernel.get(type(own))) is not None:
         make_plain(rows.raw, own, out)
@@ -154,6 +171,8 @@ def _by_loops(rows: CompressedRows, out: torch.Tensor) -> bool:
     own = rows.number_format
     if isinstance(own, Grouped):
         return dequantise_on_cpu(rows.raw, rows.columns, own, out)
+    if isinstance(own, LevelFloats):
+        return levels_on_cpu(rows.raw, own, out)
     loops = {
         ShortExponents: exponents_on_cpu,
         MicroFloats: micro_on_cpu,

@@ -26,7 +26,7 @@ from freight.kernels.few_pairs import (
     worth_shares,
 )
 from freight.kernels.grouped import CompressedRows
-from freight.kernels.plain_rows import eight_rows, micro_rows
+from freight.kernels.plain_rows import eight_rows, level_rows, micro_rows
 from freight.kernels.product import (
     LEAST_PRODUCTS,
     LEAST_SHARED,
@@ -38,7 +38,7 @@ from freight.kernels.sharing import take_turns, team_threads, together
 from freight.kernels.sums import GATES, PUTS
 from freight.kernels.threads import Loops, as_words, exponent_rows, find_loops, has_words, pair_rows
 from freight.kernels.trial import best_times, cold_rows
-from freight.model.number_format import EightFloats, Grouped, MicroFloats
+from freight.model.number_format import EightFloats, Grouped, LevelFloats, MicroFloats
 from freight.model.tiles import laid_tokens
 from freight.quantities import align_up
 
@@ -160,6 +160,8 @@ def _compressed(rows: CompressedRows) -> tuple[Any, ...] | None:
         return micro_rows(rows.raw, rows.columns)
     if isinstance(rows.number_format, EightFloats):
         return eight_rows(rows.raw, rows.columns)
+    if isinstance(rows.number_format, LevelFloats):
+        return level_rows(rows.raw, rows.columns, rows.number_format)
     return exponent_rows(rows.raw, rows.columns)
 
 

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from freight.kernels.row_kinds import EightRows, MicroRows
+from freight.kernels.levels import levels_of
+from freight.kernels.row_kinds import EightRows, LevelRows, MicroRows
 from freight.kernels.sharing import share_alike
 from freight.kernels.threads import (
     LEAST_PAIRS,
@@ -17,11 +18,22 @@ from freight.kernels.threads import (
     has_words,
     lay_pairs,
 )
+from freight.model.float_formats import LevelFloats
 
-__all__ = ["eight_rows", "eights_on_cpu", "exponents_on_cpu", "micro_on_cpu", "micro_rows"]
+__all__ = [
+    "eight_rows",
+    "eights_on_cpu",
+    "exponents_on_cpu",
+    "level_rows",
+    "levels_on_cpu",
+    "micro_on_cpu",
+    "micro_rows",
+]
 
 _VECTOR: Final = 16
 _LINE: Final = 32
+_EIGHTS: Final = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+"""What floats of 8 bits are."""
 
 
 def micro_rows(raw: torch.Tensor, columns: int) -> MicroRows | None:
@@ -63,6 +75,35 @@ def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool
             lines.lay_exponents(*own, lines.LINE_COLUMNS // 2, lines.ROWS_AHEAD)
         else:
             lines.lay_wide(*own)
+
+    share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
+    return True
+
+
+def level_rows(raw: torch.Tensor, columns: int, own: LevelFloats) -> LevelRows | None:
+    """As loops take rows of levels; None where they do not lie as loops want."""
+    if not raw.is_contiguous() or raw.data_ptr() % 4 or not own.fits(columns):
+        return None
+    flat, levels = raw.numpy().reshape(-1), levels_of(own.levels).numpy()
+    eights = _EIGHTS if own.in_bytes else _EIGHTS[:0]
+    factors = flat.view(np.float32)
+    return LevelRows(flat, factors, eights, levels, columns, raw.shape[1], own.group_size)
+
+
+def levels_on_cpu(raw: torch.Tensor, own: LevelFloats, out: torch.Tensor) -> bool:
+    """Rows of levels, raw uint8 [rows, row bytes], to out [rows, columns]; False where there is no
+    such loop."""
+    columns = out.shape[1]
+    loops, rows = find_loops(), level_rows(raw, columns, own)
+    if loops is None or rows is None or not out.is_contiguous() or not has_words(out):
+        return False
+    if loops.code_lines is not None and out.dtype is torch.bfloat16:
+        lay_pairs(loops, loops.code_lines.lay_levels, rows, out)
+        return True
+    target = as_numbers(out)
+
+    def work(first: int, last: int) -> None:
+        loops.levels.make_plain(rows, first, last, target)
 
     share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
     return True

@@ -27,7 +27,7 @@ from freight.kernels.pairs import (
     pairs_are_better,
     plain_pairs_are_better,
 )
-from freight.kernels.plain_rows import eight_rows, micro_rows
+from freight.kernels.plain_rows import eight_rows, level_rows, micro_rows
 from freight.kernels.product import (
     LEAST_PRODUCTS,
     LEAST_SHARED,
@@ -48,7 +48,14 @@ from freight.kernels.threads import (
     has_words,
 )
 from freight.kernels.trial import best_times, cold_rows
-from freight.model.number_format import TILE_ROWS, EightFloats, Grouped, MicroFloats, ShortExponents
+from freight.model.number_format import (
+    TILE_ROWS,
+    EightFloats,
+    Grouped,
+    LevelFloats,
+    MicroFloats,
+    ShortExponents,
+)
 from freight.model.tiles import laid_tokens, tile_rows
 
 __all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
@@ -163,7 +170,7 @@ def _tile_rows(x: torch.Tensor, own: Product) -> int:
 def _is_for_pairs(own: Product) -> bool:
     """Whether rows are floats of 4 or 8 bits, which only the loops over pairs take."""
     rows = own.rows
-    kinds = MicroFloats | EightFloats
+    kinds = MicroFloats | EightFloats | LevelFloats
     return isinstance(rows, CompressedRows) and isinstance(rows.number_format, kinds)
 
 
@@ -242,6 +249,8 @@ def _fits_loops(x: torch.Tensor, rows: torch.Tensor | CompressedRows) -> bool:
         return micro_rows(rows.raw, rows.columns) is not None
     if isinstance(kind, EightFloats):
         return eight_rows(rows.raw, rows.columns) is not None
+    if isinstance(kind, LevelFloats):
+        return level_rows(rows.raw, rows.columns, kind) is not None
     return (
         loops is not None
         and kind.group_size * kind.code_bits % (8 * _TILE) == 0

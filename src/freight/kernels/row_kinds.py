@@ -15,6 +15,7 @@ __all__ = [
     "KeptCodes",
     "KeptEights",
     "KeptPairs",
+    "LevelRows",
     "MicroRows",
     "NumberRows",
     "PairRows",
@@ -64,6 +65,19 @@ class EightRows(NamedTuple):
     factors: Any
     columns: int
     row_bytes: int
+
+
+class LevelRows(NamedTuple):
+    """Codes of 4 bits for ``levels``, float32, in groups of ``size``: bytes, the same as float32,
+    and what floats of 8 bits are where scales are such, else none."""
+
+    raw: Any
+    factors: Any
+    eights: Any
+    levels: Any
+    columns: int
+    row_bytes: int
+    size: int
 
 
 class CodeRows(NamedTuple):

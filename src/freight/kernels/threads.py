@@ -62,6 +62,7 @@ class Loops:
     exponent_lines: Any
     exponents: Any
     eights: Any
+    levels: Any
     micro: Any
     integers: Any
     attention: Any
@@ -93,6 +94,7 @@ def find_loops() -> Loops | None:
             group_loops,
             group_product_loops,
             integer_loops,
+            level_loops,
             micro_loops,
             product_loops,
             query_block_loops,
@@ -108,6 +110,7 @@ def find_loops() -> Loops | None:
         code_lines=_pair_loops("code_lines"),
         exponent_lines=exponent_lines,
         exponents=exponent_loops,
+        levels=level_loops,
         micro=micro_loops,
         eights=eight_loops,
         integers=integer_loops,

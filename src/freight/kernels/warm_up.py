@@ -20,7 +20,12 @@ from freight.kernels.integer_tiles import multiply_in_tiles
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.pairs import most_of_each
-from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
+from freight.kernels.plain_rows import (
+    eights_on_cpu,
+    exponents_on_cpu,
+    levels_on_cpu,
+    micro_on_cpu,
+)
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.recurrence import convolve, recur
 from freight.kernels.row_states import RowStates
@@ -35,6 +40,7 @@ from freight.model.number_format import (
     PAIR_COLUMNS,
     EightFloats,
     Grouped,
+    LevelFloats,
     MicroFloats,
     PerRow,
     ShortExponents,
@@ -48,6 +54,7 @@ __all__ = ["warm_up"]
 _FORMAT: Final = Grouped(bits=4, group_size=64)
 _OTHER_SIZE: Final = 48
 """Of a group that some loops do not take."""
+_LEVEL_SIZE: Final = 16
 _COLUMNS: Final = 192
 _ROWS: Final = 8192
 _KEYS: Final = 520
@@ -136,6 +143,9 @@ def _warm_up_arithmetic(
         _warm_up_floats(dtype, MicroFloats(), micro_on_cpu)
     if EightFloats() in kinds:
         _warm_up_floats(dtype, EightFloats(), eights_on_cpu)
+    for levels in kinds:
+        if isinstance(levels, LevelFloats):
+            _warm_up_levels(dtype, levels)
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_tokens(dtype)
@@ -187,6 +197,13 @@ def _warm_up_floats(
 ) -> None:
     raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
     make_plain(raw, _COLUMNS, torch.empty(_ROWS, _COLUMNS, dtype=dtype))
+    _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
+
+
+def _warm_up_levels(dtype: torch.dtype, own: LevelFloats) -> None:
+    own = replace(own, group_size=_LEVEL_SIZE)  # the loops are the same for all
+    raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
+    levels_on_cpu(raw, own, torch.empty(_ROWS, _COLUMNS, dtype=dtype))
     _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
 
 

@@ -30,6 +30,8 @@ __all__ = ["TensorSource", "dummy_dtype", "imagined_sources", "open_checkpoint",
 
 _FETCH_AGAIN: Final = "Fetch these files again from where the model was published."
 _MOST_LISTED: Final = 24
+_MOST_OF_ADAPTERS: Final = 4
+"""What one of its modules lacks, the others often lack, too."""
 _LAYER: Final = re.compile(r"(.*?)\.(\d+)\.(.+)")
 
 
@@ -94,6 +96,7 @@ def _with_adapter(
         problems,
         "Give the model that it was trained on, not quantised (--weight-bits 4 makes it small "
         "here), or merge it with PEFT (merge_and_unload) and save that.",
+        _MOST_OF_ADAPTERS,
     )
     return own
 
@@ -253,11 +256,11 @@ def _mismatch(tensor: str, source: TensorSource | None, expected: tuple[int, ...
     return ""
 
 
-def _raise_any(asked: str, problems: list[str], advice: str) -> None:
+def _raise_any(asked: str, problems: list[str], advice: str, most: int = _MOST_LISTED) -> None:
     if not problems:
         return
-    listed = "; ".join(problems[:_MOST_LISTED])
-    more = len(problems) - _MOST_LISTED
+    listed = "; ".join(problems[:most])
+    more = len(problems) - most
     raise ModelError(asked, f"{listed}{f'; and {more} more' if more > 0 else ''}.", advice)
 
 

@@ -26,11 +26,7 @@ and the second's come in turn, eight at a time, in all of these: registers put b
 together so. Numbers take 11 bits and little more. (Zhang et al., 2025, keep bfloat16 in 11 bits by
 Huffman's codes, which a row cannot be cut out of.)
 
-MXFP4 (OCP Microscaling Formats 1.0) has floats of 4 bits, a sign, two bits of exponent and one of
-mantissa: 0, 0.5, 1, 1.5, 2, 3, 4 and 6; and for each group of 32 neighbours a byte, the exponent of
-a power of two, with 127 added. A row is its floats, then these bytes; the floats of a group lie as
-4-bit codes do. Floats of 8 bits (e4m3, of blocks of 128 by 128 that share a scale) are a row's
-floats, then its scales in float32. Knows sizes, no tensors.
+Floats of 4 and of 8 bits are in ``model.float_formats``. Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -42,6 +38,14 @@ from functools import cache
 from typing import Final
 
 from freight.errors import InputError
+from freight.model.float_formats import (
+    EIGHT_COLUMNS,
+    MICRO_COLUMNS,
+    EightFloats,
+    LevelFloats,
+    MicroFloats,
+    find_levels,
+)
 from freight.quantities import align_up
 
 __all__ = [
@@ -67,6 +71,7 @@ __all__ = [
     "EightFloats",
     "ExactCompression",
     "Grouped",
+    "LevelFloats",
     "MicroFloats",
     "PerRow",
     "RowFormat",
@@ -112,12 +117,6 @@ LINE_COLUMNS: Final = 64
 
 LINE_CODE_BYTES: Final = EXPONENT_BITS * LINE_COLUMNS // 8
 """Of these words."""
-
-EIGHT_COLUMNS: Final = 128
-"""Of a group of floats of 8 bits."""
-
-MICRO_COLUMNS: Final = 32
-"""Of a group of MXFP4."""
 
 NOTED_COLUMNS: Final = 256
 """Numbers before which it is noted how many exponents have no code."""
@@ -216,46 +215,7 @@ class ShortExponents:
         return align_up(self.head_bytes(columns) + self.spare, _ALIGNMENT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroFloats:
-    """MXFP4, as it is published: floats of 4 bits, and an exponent for each group."""
-
-    @property
-    def name(self) -> str:
-        return "mxfp4"
-
-    @property
-    def rows_together(self) -> int:
-        """Rows that are not cut apart."""
-        return 1
-
-    def code_bytes(self, columns: int) -> int:
-        return columns // 2
-
-    def row_bytes(self, columns: int) -> int:
-        """Codes and exponents of a row."""
-        return self.code_bytes(columns) + columns // MICRO_COLUMNS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EightFloats:
-    """Floats of 8 bits, e4m3, and a scale in float32 for each group of a row."""
-
-    @property
-    def name(self) -> str:
-        return "fp8"
-
-    @property
-    def rows_together(self) -> int:
-        """Rows that are not cut apart."""
-        return 1
-
-    def row_bytes(self, columns: int) -> int:
-        """Floats and scales of a row."""
-        return columns + 4 * -(-columns // EIGHT_COLUMNS)
-
-
-RowFormat = Grouped | ShortExponents | MicroFloats | EightFloats
+RowFormat = Grouped | ShortExponents | MicroFloats | EightFloats | LevelFloats
 """Formats whose rows are made plain where they are used."""
 
 Compressed = RowFormat | PerRow
@@ -393,6 +353,8 @@ def find_compressed(dtype: str) -> Compressed | None:
             return own
     if (short := _SHORT_NAME.fullmatch(dtype)) is not None:
         return ShortExponents(spare=int(short[1]))
+    if (levels := find_levels(dtype)) is not None:
+        return levels
     found = _NAME.fullmatch(dtype)
     return found and Grouped(
         bits=int(found[1]),

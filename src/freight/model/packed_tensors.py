@@ -4,7 +4,8 @@ AWQ and GPTQ keep it turned, [in, out], as ``qweight``, ``qzeros`` and ``scales`
 compressed-tensors as ``weight_packed``, ``weight_scale`` and, where it is not symmetric,
 ``weight_zero_point``. All are whole numbers in 32-bit words with a scale per group. Its numbers of
 8 bits may also be a ``weight`` of bytes. MXFP4 keeps fours of bits as ``_blocks`` of 32, and their
-exponents as ``_scales``. Knows names, types and shapes; reads no file.
+exponents as ``_scales``. Levels are in ``packed_levels``. Knows names, types and shapes; reads no
+file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from freight.model.number_format import (
     MicroFloats,
     RowFormat,
 )
+from freight.model.packed_levels import find_level_rows, levels_become
 from freight.model.packing import Packing
 from freight.model.sources import Packed, TensorSource
 
@@ -31,7 +33,8 @@ _FP8: Final = "F8_E4M3"
 _INT8: Final = "I8"
 _EXPONENTS: Final = "F8_E8M0"
 """Powers of two, a byte each."""
-PACKED_DTYPES: Final = (_FP8, _INT8)
+_BYTES: Final = "U8"
+PACKED_DTYPES: Final = (_FP8, _INT8, _BYTES)
 """Of matrices that have the name of a plain one."""
 
 _FLOATS: Final = ("float16", "bfloat16", "float32")
@@ -47,6 +50,8 @@ def becomes(
     scale of its own, a power of two, and for no other minimum."""
     if of_expert and packing.experts_in_fours:
         return MicroFloats()
+    if (levels := levels_become(packing)) is not None:
+        return levels
     floats: dict[str, RowFormat] = {"mxfp4": MicroFloats(), "fp8": EightFloats()}
     return floats.get(packing.scheme) or _groups(packing, columns, scale_dtype)
 
@@ -64,6 +69,8 @@ def find_packed(
 ) -> tuple[TensorSource | None, list[str]]:
     """The matrix [rows, columns] that ``tensor``, of the unquantised checkpoint, would be. None and
     no problems where the checkpoint has nothing under its name."""
+    if packing.levels is not None:
+        return find_level_rows(found, tensor, shape, packing)
     if packing.scheme == "mxfp4":
         return _find_fours(found, tensor, shape, packing)
     if packing.scheme == "int-quantized":
@@ -104,19 +111,23 @@ def find_packed(
 def _find_fours(
     found: Mapping[str, TensorSource], tensor: str, shape: Shape, packing: Packing
 ) -> tuple[TensorSource | None, list[str]]:
-    """Of MXFP4; experts may have a dim of their own."""
+    """Of MXFP4; experts may have a dim of their own. compressed-tensors has other names."""
     rows, columns = shape
     sizes = {"blocks": columns // 2, "scales": columns // MICRO_COLUMNS}
-    parts = {name: found[f"{tensor}_{name}"] for name in sizes if f"{tensor}_{name}" in found}
+    names = {name: f"{tensor}_{name}" for name in sizes}
+    if names["blocks"] not in found:
+        base = tensor.removesuffix(".weight")
+        names = {"blocks": f"{base}.weight_packed", "scales": f"{base}.weight_scale"}
+    parts = {name: found[own] for name, own in names.items() if own in found}
     if "blocks" not in parts:
         return None, []
-    problems = [f"{tensor}_{name} is missing" for name in sizes if name not in parts]
+    problems = [f"{own} is missing" for name, own in names.items() if name not in parts]
     for name, part in parts.items():
         if prod(part.shape) != rows * sizes[name] or columns % MICRO_COLUMNS:
             wanted = f"{rows} rows of {sizes[name]} bytes"
-            problems.append(f"{tensor}_{name} has shape {list(part.shape)}, not that of {wanted}")
-        if part.dtype != "U8":
-            problems.append(f"{tensor}_{name} is of type {part.dtype}, it must be U8")
+            problems.append(f"{names[name]} has shape {list(part.shape)}, not that of {wanted}")
+        if part.dtype != _BYTES:
+            problems.append(f"{names[name]} is of type {part.dtype}, it must be {_BYTES}")
     if problems:
         return None, problems
     flat = {name: replace(part, shape=(rows, sizes[name])) for name, part in parts.items()}

@@ -1,9 +1,9 @@
 """What config.json says of a checkpoint whose matrices are quantised already.
 
 AWQ, GPTQ and compressed-tensors are read where they keep whole numbers of 4 or 8 bits for the
-weights, and floats of 8 or 4 bits however they are told of. Tokens, and keys and values, with which
-some of these checkpoints were run in 8 bits, too, stay plain. Everything else is refused by its
-name. Knows no files and no bytes.
+weights, bitsandbytes where it keeps 4, and floats of 8 or 4 bits however they are told of. Tokens,
+and keys and values, with which some of these checkpoints were run in fewer bits, too, stay plain.
+Everything else is refused by its name. Knows no files and no bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ __all__ = ["Packing", "read_packing"]
 
 _READABLE: Final = (
     "Freight reads AWQ (gemm), GPTQ (4 and 8 bits, without act-order), compressed-tensors "
-    "(pack-quantized, weights of 4 and 8 bits, and int-quantized), MXFP4, FP8 (e4m3, with scales "
-    "of blocks of 128, of rows or of matrices) and GGUF."
+    "(pack-quantized, weights of 4 and 8 bits, and int-quantized), bitsandbytes (4 bits, nf4 and "
+    "fp4), MXFP4, NVFP4, FP8 (e4m3, with scales of blocks of 128, of rows or of matrices) and GGUF."
 )
 _FP8_BITS: Final = 8
+_FOUR_BITS: Final = 4
+_BLOCK: Final = 64
+"""Of bitsandbytes, unless its files say otherwise."""
 _FP8_BLOCKS: Final = ([EIGHT_COLUMNS, EIGHT_COLUMNS], (EIGHT_COLUMNS, EIGHT_COLUMNS))
 _ADVICE: Final = (
     "Fetch the model in one of these, or as it was before: --weight-bits 4 makes it small here."
@@ -33,8 +36,9 @@ _ADVICE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """``scheme``: "awq", "gptq", "compressed-tensors", "int-quantized", "mxfp4" or "fp8".
-    ``group_size`` None: a row is one group, or more are.
+    """``scheme``: "awq", "gptq", "compressed-tensors", "int-quantized", "mxfp4", "nvfp4",
+    "bitsandbytes" or "fp8". ``group_size`` None: a row is one group, or more are. Of codes for
+    numbers of a table ``levels`` is its name.
 
     ``zero_shift`` is what a stored zero point lacks. ``symmetric``: there are no zero points.
     ``skipped``: patterns of the modules that stay plain. Experts may have fours of bits, with
@@ -48,9 +52,14 @@ class Packing:
     zero_shift: int = 0
     skipped: tuple[str, ...] = ()
     experts_in_fours: bool = False
+    levels: str | None = None
 
     def skips(self, module: str) -> bool:
         return any(re.search(pattern, module) for pattern in self.skipped)
+
+
+_MICRO: Final = Packing(scheme="mxfp4", bits=4, group_size=32)
+_NVFP4: Final = Packing(scheme="nvfp4", bits=4, group_size=16, levels="e2m1")
 
 
 def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
@@ -70,6 +79,7 @@ def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
         "fp8": _fp8,
         "fbgemm_fp8": _fp8_rows,
         "modelopt": _modelopt,
+        "bitsandbytes": _bitsandbytes,
     }
     if method not in readers:
         raise _refusal(place, method if "quant_method" in given else "an unnamed way")
@@ -121,6 +131,8 @@ def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
         raise _refusal(place, f"compressed-tensors ({sparsity})")
     groups = list(given["config_groups"].values())
     skipped = tuple(_pattern(str(name)) for name in given.get("ignore") or ())
+    if groups and all(map(_has_fours, groups)):
+        return _compressed_fours(groups, given.get("format"), skipped, place)
     if groups and all(map(_has_eights, groups)):
         return _compressed_eights(groups, given.get("format"), skipped, place)
     if given.get("kv_cache_scheme"):
@@ -141,6 +153,34 @@ def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
 def _has_eights(group: Mapping[str, Any]) -> bool:
     weights = group["weights"] or {}
     return weights.get("type") == "float" and weights.get("num_bits") == _FP8_BITS
+
+
+def _has_fours(group: Mapping[str, Any]) -> bool:
+    weights = group["weights"] or {}
+    return weights.get("type") == "float" and weights.get("num_bits") == _FOUR_BITS
+
+
+def _compressed_fours(
+    groups: Sequence[Mapping[str, Any]],
+    stored: str | None,
+    skipped: tuple[str, ...],
+    place: str,
+) -> Packing:
+    """Floats of 4 bits, with exponents of 32 each, or with scales of 16."""
+    found: set[tuple[Any, Any]] = set()
+    for group in groups:
+        own, weights = group.get("format") or stored, group["weights"]
+        if not weights.get("symmetric", True):
+            raise _refusal(place, f"compressed-tensors ({own}, with zero points)")
+        found.add((own, weights.get("group_size")))
+    kinds: dict[Any, Packing] = {
+        ("mxfp4-pack-quantized", 32): _MICRO,
+        ("nvfp4-pack-quantized", 16): _NVFP4,
+    }
+    if len(found) == 1 and (kind := kinds.get(found.pop())) is not None:
+        return replace(kind, skipped=skipped)
+    ways = ", ".join(sorted({str(group.get("format") or stored) for group in groups}))
+    raise _refusal(place, f"compressed-tensors ({ways}, of floats of 4 bits)")
 
 
 def _compressed_eights(
@@ -171,7 +211,7 @@ def _compressed_eights(
 def _mxfp4(given: Mapping[str, Any], place: str) -> Packing:
     skipped = given.get("modules_to_not_convert") or ()
     patterns = (re.escape(str(name)).replace(r"\*", r"[^.]*") for name in skipped)
-    return Packing(scheme="mxfp4", bits=4, group_size=32, skipped=tuple(patterns))
+    return replace(_MICRO, skipped=tuple(patterns))
 
 
 def _fp8(given: Mapping[str, Any], place: str) -> Packing:
@@ -196,11 +236,30 @@ def _fp8_rows(given: Mapping[str, Any], place: str) -> Packing:
 
 def _modelopt(given: Mapping[str, Any], place: str) -> Packing:
     algorithm = str(given.get("quant_algo")).upper()
-    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+    is_nvfp4 = algorithm == "NVFP4" and given.get("group_size") in (None, _NVFP4.group_size)
+    if not is_nvfp4 and algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
         raise _refusal(place, f"modelopt ({given.get('quant_algo')})")
     names = given.get("exclude_modules") or given.get("ignore") or ()
     skipped = tuple(f"^{fnmatch.translate(str(name))}" for name in names)
+    if is_nvfp4:
+        return replace(_NVFP4, skipped=skipped)
     return Packing(scheme="fp8", bits=_FP8_BITS, group_size=None, skipped=skipped)
+
+
+def _bitsandbytes(given: Mapping[str, Any], place: str) -> Packing:
+    if not (given.get("load_in_4bit") or given.get("_load_in_4bit")):
+        raise _refusal(place, "bitsandbytes (8 bits)")
+    levels = str(given.get("bnb_4bit_quant_type", "fp4"))
+    if levels not in ("nf4", "fp4"):
+        raise _refusal(place, f"bitsandbytes ({levels})")
+    skipped = given.get("llm_int8_skip_modules") or ("lm_head",)
+    return Packing(
+        scheme="bitsandbytes",
+        bits=4,
+        group_size=_BLOCK,
+        levels=levels,
+        skipped=tuple(re.escape(str(name)) for name in skipped),
+    )
 
 
 def _scheme_of(

@@ -18,8 +18,6 @@ import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
 from freight.kernels.device_rows import DeviceRows
-from freight.kernels.eights import join_eight_rows
-from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
 from freight.kernels.sums import ADDS, PUTS
@@ -28,10 +26,10 @@ from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, index_rows
 from freight.model.number_format import (
-    EIGHT_COLUMNS,
     Compressed,
     EightFloats,
     Grouped,
+    LevelFloats,
     MicroFloats,
     ShortExponents,
 )
@@ -40,6 +38,7 @@ from freight.model.recurrent_steps import Convolve, DeltaRule, Scan
 from freight.model.tiles import TOKENS_OF_A_LAUNCH
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
+from freight.runtime.plain_trials import plain_trial
 from freight.runtime.recurrence_trials import convolution_trial, recurrence_trial
 from freight.runtime.trial_numbers import Trial, trial_numbers
 
@@ -50,6 +49,7 @@ _NAMES: Final = {
     "make_exponents_plain": "making short exponents plain",
     "make_micro_plain": "making MXFP4 plain",
     "make_eights_plain": "making FP8 plain",
+    "make_levels_plain": "making levels plain",
     "multiply": "products of few tokens",
     "multiply_sets": "products of several experts",
     "append": "compressing keys and values",
@@ -134,9 +134,6 @@ def try_kernels(
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
     kinds = set(weights)
     rows = [own for own in kinds if isinstance(own, Grouped)]
-    has_micro = any(isinstance(own, MicroFloats) for own in kinds)
-    has_eights = any(isinstance(own, EightFloats) for own in kinds)
-    has_short = any(isinstance(own, ShortExponents) for own in kinds)
     # Products of groups across rows are always made of plain rows.
     products = [own for own in rows if not own.across]
     attends = set(steps)
@@ -147,17 +144,22 @@ def try_kernels(
     states = set(recurrences)
     convolved = [own for own in states if isinstance(own, Convolve)]
     deltas = [own for own in states if isinstance(own, DeltaRule | Scan)]
-    plain = [step for step in heads.values() if step.kv_format is None]
+    unpacked = [step for step in heads.values() if step.kv_format is None]
     formats = {*rows, *(step.kv_format for step in kept if step.kv_format is not None)}
+
+    def plain(kind: type[Compressed]) -> list[Trial]:
+        return [plain_trial(own, device, dtype) for own in kinds if isinstance(own, kind)]
+
     trials: dict[str, tuple[Sequence[Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in formats], 0.0),
-        "make_exponents_plain": ([_plain_exponents(device, dtype)] if has_short else [], 0.0),
-        "make_micro_plain": ([_plain_micro(device, dtype)] if has_micro else [], 0.0),
-        "make_eights_plain": ([_plain_eights(device, dtype)] if has_eights else [], 0.0),
+        "make_exponents_plain": (plain(ShortExponents), 0.0),
+        "make_micro_plain": (plain(MicroFloats), 0.0),
+        "make_eights_plain": (plain(EightFloats), 0.0),
+        "make_levels_plain": (plain(LevelFloats), 0.0),
         "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
         "multiply_sets": ([_sets(device, dtype)] if has_experts else [], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept], 0.0),
-        "append_plain": ([_append(step, device, dtype) for step in plain], 0.0),
+        "append_plain": ([_append(step, device, dtype) for step in unpacked], 0.0),
         "normalise": ([_norms(device, dtype)], _TOLERANCES[dtype]),
         "rotate": ([_rotations(device, dtype)], _TOLERANCES[dtype]),
         "convolve": (
@@ -219,54 +221,6 @@ def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
         for num_rows in _NUM_ROWS:
             rows = _rows(own, num_rows, device)
-            out = torch.empty(rows.shape, dtype=dtype, device=device)
-            dequantise(rows, out)
-            yield out
-
-    return trial
-
-
-def _plain_exponents(device: torch.device, dtype: torch.dtype) -> Trial:
-    def trial() -> Iterator[torch.Tensor]:
-        numbers = trial_numbers(
-            _NUM_ROWS[0], _SHORT_COLUMNS, device=device, dtype=torch.bfloat16
-        ).cpu()
-        own = ShortExponents(spare=most_spared(numbers))
-        raw = shorten(numbers, own).to(device)
-        rows = CompressedRows(raw=raw, columns=_SHORT_COLUMNS, number_format=own)
-        out = torch.empty(rows.shape, dtype=dtype, device=device)
-        dequantise(rows, out)
-        yield out
-
-    return trial
-
-
-def _plain_eights(device: torch.device, dtype: torch.dtype) -> Trial:
-    def trial() -> Iterator[torch.Tensor]:
-        dice = torch.Generator().manual_seed(0)
-        for num_rows in _NUM_ROWS:
-            codes = torch.randn(num_rows, _SHORT_COLUMNS, generator=dice).to(torch.float8_e4m3fn)
-            groups = -(-_SHORT_COLUMNS // EIGHT_COLUMNS)
-            scales = torch.rand(num_rows, groups, generator=dice)
-            raw = join_eight_rows(codes.view(torch.uint8), scales).to(device)
-            rows = CompressedRows(raw=raw, columns=_SHORT_COLUMNS, number_format=EightFloats())
-            out = torch.empty(rows.shape, dtype=dtype, device=device)
-            dequantise(rows, out)
-            yield out
-
-    return trial
-
-
-def _plain_micro(device: torch.device, dtype: torch.dtype) -> Trial:
-    def trial() -> Iterator[torch.Tensor]:
-        own, dice = MicroFloats(), torch.Generator().manual_seed(0)
-        for num_rows in _NUM_ROWS:
-            shape = num_rows, own.row_bytes(_MICRO_COLUMNS)
-            # All codes; exponents near one, for float16 has no others.
-            raw = torch.randint(0, 256, shape, dtype=torch.uint8, generator=dice)
-            raw[:, own.code_bytes(_MICRO_COLUMNS) :] %= 8
-            raw[:, own.code_bytes(_MICRO_COLUMNS) :] += 120
-            rows = CompressedRows(raw=raw.to(device), columns=_MICRO_COLUMNS, number_format=own)
             out = torch.empty(rows.shape, dtype=dtype, device=device)
             dequantise(rows, out)
             yield out

@@ -14,6 +14,7 @@ import torch
 
 from freight.errors import ModelError
 from freight.kernels.eights import are_numbers, join_eight_rows
+from freight.kernels.level_packing import level_rows
 from freight.kernels.micro import join_micro_blocks, join_micro_rows
 from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
 from freight.model.gguf_tensors import BLOCKS
@@ -21,6 +22,7 @@ from freight.model.number_format import (
     EIGHT_COLUMNS,
     EightFloats,
     Grouped,
+    LevelFloats,
     MicroFloats,
     find_compressed,
 )
@@ -32,7 +34,9 @@ __all__ = ["check_order", "packed_rows"]
 
 _CHUNK_VALUES: Final = 4 * MIB
 _TYPES: Final = {
+    "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
     "I8": torch.int8,
     "I32": torch.int32,
     "float16": torch.float16,
@@ -54,6 +58,9 @@ def packed_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iter
         return
     if isinstance(number_format, EightFloats):
         yield from _eight_rows(files, name, source, source.packed)
+        return
+    if isinstance(number_format, LevelFloats):
+        yield from _level_rows(files, name, source, source.packed, number_format)
         return
     assert isinstance(number_format, Grouped)
     parts = _unpacked(files, source, source.packed)
@@ -143,6 +150,27 @@ def _eight_rows(
                 "Fetch the weights again.",
             )
         yield join_eight_rows(codes, own)
+
+
+def _level_rows(
+    files: CheckpointFiles, name: str, source: TensorSource, packed: Packed, own: LevelFloats
+) -> Iterator[torch.Tensor]:
+    num_rows, columns = source.shape
+    parts = {part: _whole(files, place) for part, place in packed.parts.items() if part != "rows"}
+    step = max(1, min(_CHUNK_VALUES, files.most_bytes) // (columns * packed.every))
+    for begin in range(0, num_rows, step):
+        count = min(step, num_rows - begin)
+        codes = _every_row(files, packed.parts["rows"], packed, begin, count)
+        rows = packed.first_row + packed.every * torch.arange(begin, begin + count)
+        found = level_rows(codes, parts, rows, packed.scheme, own)
+        if found is None:
+            raise ModelError(
+                f"{name} of {source.path.name} was to be converted.",
+                "It has scales that are infinite or not numbers, or stands for other numbers than "
+                f"{own.levels} has.",
+                "Fetch the weights again.",
+            )
+        yield found
 
 
 def _scales_of(

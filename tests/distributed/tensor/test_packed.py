@@ -40,6 +40,7 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from ...runtime import test_engine_gguf as gguf
+from ...runtime import test_engine_levels as levels
 from ...runtime import test_engine_packed as quantised
 from ...runtime import tiny
 from ...runtime.test_engine_parity import falcon, gemma2, gpt_neox, llama, mixtral, opt, phi3
@@ -118,6 +119,20 @@ def test_tokens_are_those_of_the_same_integers_on_one_machine(
     plain = {"embedding", "router", *(["head"] if model.config.tied_embeddings else [])}
     for weight, count in integers(model).items():
         assert count == (0 if weight in plain else 1 if weight == "head" else layers), weight
+
+
+@pytest.mark.parametrize("name", ["modelopt", "nf4, nested", "mxfp4", "fp8"])
+def test_floats_of_few_bits_become_plain(name: str, tmp_path: Path) -> None:
+    """Of rows that are read whole."""
+    if name == "fp8":
+        quantised.make_fp8(tmp_path, quantised.FP8_MODELS["qwen3"], torch.float32)
+    else:
+        levels.make(tmp_path, levels.WAYS[name])
+    prompts, sources = tiny.prompts(5, 17, vocab=300), kept(tmp_path, None)
+    model = load(tmp_path, EIGHT, CUTS, sources=sources)
+    found = [*zip(*greedy(model, prompts, STEPS, CUTS), strict=True)]
+    assert [list(own) for own in found] == answers(tmp_path, prompts)
+    assert not any(integers(model).values())
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -207,8 +207,8 @@ def mean_bytes(sources: Mapping[str, TensorSource], plain: int) -> float:
     for name, source in sources.items():
         if name.startswith("layers.") and len(source.shape) > 1:
             count = prod(source.shape)
-            is_packed = find_compressed(source.dtype) is not None
-            held += source.num_bytes if is_packed else count * _kept_bytes(source.dtype, plain)
+            is_kept = isinstance(find_compressed(source.dtype), Grouped)
+            held += source.num_bytes if is_kept else count * _kept_bytes(source.dtype, plain)
             elements += count
     return held / elements if elements else plain
 

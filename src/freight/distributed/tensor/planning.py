@@ -131,7 +131,7 @@ def build_cut_engine(
         )
         engine = None
         if plain := model.packed.kept_plain():
-            say(f"groups of {', '.join(plain)} would be cut apart: these matrices stay plain")
+            say(f"{', '.join(plain)} cannot be cut as they are kept: these matrices stay plain")
         if not ranks.rank:
             engine = _leading(model, switch, planned, opened, options, workload)
         return CutEngine(model, engine, ranks, opened.timeline)

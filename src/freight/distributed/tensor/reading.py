@@ -2,7 +2,7 @@
 makes them up.
 
 Numbers of rows and columns come in as they are wanted, -1 for padding; neighbours are read at once.
-A matrix that is kept as integers in groups is read as numbers, or, in whole groups, as it is.
+A matrix that is kept in fewer bits is read as numbers, or, in whole groups of integers, as it is.
 ``bytes_read`` counts what was asked of the files. Knows no layouts and no model.
 """
 
@@ -21,7 +21,7 @@ from freight.errors import ModelError
 from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.model.checkpoint import dummy_dtype
 from freight.model.dummy import dummy_rows
-from freight.model.number_format import Grouped, find_compressed
+from freight.model.number_format import Grouped, RowFormat, find_compressed
 from freight.model.sources import TensorSource
 from freight.model.switches import ModelConfig
 
@@ -73,7 +73,7 @@ class CheckpointReader:
         """[rows, columns] of a matrix in the checkpoint's type, 0 where a number is -1. ModelError
         where a file ends too early."""
         source = self.sources[name]
-        if isinstance(own := find_compressed(source.dtype), Grouped):
+        if isinstance(own := find_compressed(source.dtype), RowFormat):
             return self._made_plain(name, own, rows, columns)
         dtype = _DTYPES[source.dtype]
         if (turned := source.packed) is not None and turned.turned:
@@ -90,15 +90,20 @@ class CheckpointReader:
         source = self.sources[name]
         return torch.from_numpy(self._parts(source, rows, _fields(source, columns)))
 
-    def _made_plain(self, name: str, own: Grouped, rows: Numbers, columns: Numbers) -> torch.Tensor:
+    def _made_plain(
+        self, name: str, own: RowFormat, rows: Numbers, columns: Numbers
+    ) -> torch.Tensor:
         """[rows, columns] in float32, of whole rows, some at a time."""
-        width = self.sources[name].shape[-1]
+        source, width = self.sources[name], self.sources[name].shape[-1]
+        fields = [(0, 1, np.arange(own.row_bytes(width)))]
+        if isinstance(own, Grouped):
+            fields = _fields(source, np.arange(width))
         chosen = torch.from_numpy(columns)
         out = torch.zeros(len(rows), len(columns))
         plain = torch.empty(_MADE_ROWS, width)
         for begin in range(0, len(rows), _MADE_ROWS):
             some = rows[begin : begin + _MADE_ROWS]
-            raw = self.packed(name, some, np.arange(width))
+            raw = torch.from_numpy(self._parts(source, some, fields))
             values = plain[: len(some)]
             dequantise(CompressedRows(raw=raw, columns=width, number_format=own), values)
             part = values[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)

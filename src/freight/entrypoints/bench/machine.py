@@ -31,6 +31,7 @@ from freight.model.number_format import (
     LINE_COLUMNS,
     MICRO_COLUMNS,
     EightFloats,
+    LevelFloats,
     MicroFloats,
     RowFormat,
     ShortExponents,
@@ -208,6 +209,12 @@ def _packed(
             return []
         shape = num_out, kept.row_bytes(num_in)
         raw = torch.randint(100, 120, shape, dtype=torch.uint8)
+        return _copies(raw.to(device), num_in, kept)
+    if isinstance(kept, LevelFloats):
+        if not kept.fits(num_in):
+            return []
+        # Scales that are numbers, as float32 and as floats of 8 bits.
+        raw = torch.randint(0, 64, (num_out, kept.row_bytes(num_in)), dtype=torch.uint8)
         return _copies(raw.to(device), num_in, kept)
     dim, others = (num_out, num_in) if kept.across else (num_in, num_out)
     if dim % kept.group_size or others % 4:

@@ -33,6 +33,7 @@ from freight.model.config import DTYPE_BYTES, read_config
 from freight.model.number_format import (
     EightFloats,
     Grouped,
+    LevelFloats,
     MicroFloats,
     RowFormat,
     ShortExponents,
@@ -76,7 +77,7 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     rows = product_rows(work)
     kinds = {find_compressed(source.dtype) for source in sources.values()}
     kept: list[RowFormat] = [own for own in kinds if isinstance(own, Grouped) and not own.wide]
-    kept += [own for own in kinds if isinstance(own, MicroFloats | EightFloats)]
+    kept += [own for own in kinds if isinstance(own, MicroFloats | EightFloats | LevelFloats)]
     # Of normal numbers, which want as much room in every matrix.
     kept += [own for own in kinds if isinstance(own, ShortExponents)][:1]
     products = measure_products(config, device.torch_device, torch_dtype(dtype), rows, kept)

@@ -22,6 +22,7 @@ class Kernels:
     make_exponents_plain: Callable[..., None] | None = None
     make_micro_plain: Callable[..., None] | None = None
     make_eights_plain: Callable[..., None] | None = None
+    make_levels_plain: Callable[..., None] | None = None
     multiply: Callable[..., torch.Tensor | None] | None = None
     multiply_sets: Callable[..., None] | None = None
     append: Callable[..., None] | None = None
@@ -56,6 +57,7 @@ def load_kernels() -> Kernels | None:
             eights,
             exponents,
             groups,
+            levels,
             micro,
             recurrence,
             sets,
@@ -68,6 +70,7 @@ def load_kernels() -> Kernels | None:
         make_exponents_plain=exponents.make_exponents_plain,
         make_micro_plain=micro.make_micro_plain,
         make_eights_plain=eights.make_eights_plain,
+        make_levels_plain=levels.make_levels_plain,
         multiply=groups.multiply,
         multiply_sets=sets.multiply_sets,
         append=append.append,
