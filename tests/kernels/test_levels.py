@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels import grouped, products
+from freight.kernels.few_pairs import SeveralRows, few_codes_are_for_pairs, multiply_few
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.level_loops import make_plain
 from freight.kernels.levels import join_level_rows, make_levels_plain_reference
 from freight.kernels.plain_rows import level_rows
 from freight.kernels.products import Product, multiply, scratch_values
+from freight.kernels.sums import PUTS
+from freight.kernels.threads import find_loops
 from freight.model.number_format import LevelFloats, find_compressed
 
 NVFP4 = LevelFloats(levels="e2m1", group_size=16, in_bytes=True)
@@ -154,3 +157,43 @@ def test_formats_are_known_by_their_names() -> None:
     assert NVFP4.row_bytes(4096) == 4096 // 2 + 4096 // 16 + 4
     assert NVFP4.fits(64) and not NVFP4.fits(32) and not NVFP4.fits(72)
     assert FORMATS[1].fits(64) and not FORMATS[1].fits(96)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 7, 11])
+@pytest.mark.parametrize("own", FORMATS[:4], ids=NAMES[:4])
+def test_few_tokens_meet_levels_that_are_not_rounded(own: LevelFloats, tokens: int) -> None:
+    """Where processors multiply pairs: closer than rows in bfloat16 could be."""
+    loops = find_loops()
+    if loops is None or loops.few_pairs is None:
+        pytest.skip("this processor multiplies no pairs")
+    torch.manual_seed(tokens)
+    kept = make_rows(own, 70, 1344 if own.group_size < 128 else 1408, 7)
+    x = torch.randn(tokens, kept.columns).bfloat16()
+    out = torch.empty(tokens, 70, dtype=torch.bfloat16)
+    if not few_codes_are_for_pairs(x, [Product(rows=kept, out=out)]):
+        pytest.skip("so many tokens are too many here")
+    multiply_few(x, [Product(rows=kept, out=out)])
+    plain = torch.from_numpy(by_hand(own, 70, kept.columns, 7)).double()
+    wanted = x.double() @ plain.t()
+    # What is left is that results are rounded, and sums in float32.
+    limit = wanted.abs() * 2**-8 + wanted.abs().max() * 1e-5
+    assert bool(((out.double() - wanted).abs() <= limit).all())
+
+
+def test_several_matrices_in_one_call() -> None:
+    """As experts of few tokens are computed."""
+    loops = find_loops()
+    if loops is None or loops.few_pairs is None:
+        pytest.skip("this processor multiplies no pairs")
+    for own in FORMATS[:2]:
+        sets = [[(make_rows(own, 40, 192, seed), None)] for seed in (1, 2, 3)]
+        several = SeveralRows.of(sets)
+        assert several is not None
+        x, out = torch.randn(4, 192).bfloat16(), torch.zeros(4, 40, dtype=torch.bfloat16)
+        chosen, firsts, counts = (np.array(each) for each in ([2, 0], [0, 3], [3, 1]))
+        several.multiply(x, chosen, firsts, counts, [out], [PUTS], are_few=True)
+        for seed, rows in ((3, slice(0, 3)), (1, slice(3, 4))):
+            plain = torch.from_numpy(by_hand(own, 40, 192, seed))
+            torch.testing.assert_close(
+                out[rows].float(), x[rows].float() @ plain.t(), rtol=1e-2, atol=1e-3
+            )

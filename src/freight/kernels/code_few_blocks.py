@@ -25,7 +25,7 @@ from freight.kernels.llvm import (
     widen_codes,
 )
 from freight.kernels.pair_few_blocks import INDEX, ROWS, FewBlock
-from freight.kernels.row_kinds import KeptBytes, kind_of
+from freight.kernels.row_kinds import KeptBytes, KeptSixteens, kind_of
 
 __all__ = ["CHUNK", "put_few_products_of_codes"]
 
@@ -33,6 +33,11 @@ CHUNK: Final = 32
 """Bytes of codes that are looked up, or widened, together."""
 _BOTH: Final = [*range(WIDTH // 2), *range(WIDTH + WIDTH // 2, 2 * WIDTH)]
 """Of two vectors the lower half of the one and the upper half of the other."""
+
+
+_SIXTEENS: Final = (0, CHUNK // 2, CHUNK // 4, CHUNK // 2 + CHUNK // 4)
+"""Of groups of sixteen, whose upper halves of bytes are a group of their own: where codes begin
+whose scales are those of the lower halves, and of the upper ones."""
 
 
 def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
@@ -45,7 +50,7 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
     - (factors, wide, lowest, bits): float32, each row's scale of each group, ``wide`` apart, minima
       ROWS rows behind, of the first ``lowest`` groups; bytes of a group's codes are two to the
       power of ``bits``, sixteen or more, 32 or more of 8 bits
-    - (table,): bfloat16, what each code of 4 bits stands for, twice
+    - tables: bfloat16, what each code of 4 bits stands for, twice; the sum of several is meant
     - (x, chunks): bfloat16, of each chunk each token's columns side by side; of 4 bits first those
       of the lower halves of bytes, then those of the upper ones
     - (shared,): of each token the sums of each group's columns, ``wide`` apart, zeros where there
@@ -59,9 +64,10 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
             kind if kind is INDEX else kind[0] for kind in signature.args[1:]
         )
         are_bytes = kind_of(signature.args[0]) is KeptBytes
+        are_sixteens = kind_of(signature.args[0]) is KeptSixteens
         _, *tuples, ahead = arguments
         own = [cgutils.unpack_tuple(builder, each) for each in tuples]
-        (raw, start, line, height, part), (factors, wide, lowest, bits), (numbers,) = own[:3]
+        (raw, start, line, height, part), (factors, wide, lowest, bits), numbers = own[:3]
         (x, chunks), (shared,), (sums, place) = own[3:]
         block = FewBlock(context, builder, num_tokens)
         zero = block.whole(0)
@@ -78,31 +84,45 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
                 minimum = block.load(begin, group)
                 for token, share in enumerate(some):
                     block.add_times(row, token, minimum, share)
-        table = block.load(block.address(of_table, numbers, zero), zero, SHORT, 2 * WIDTH)
+        tables = [
+            block.load(block.address(of_table, each, zero), zero, SHORT, 2 * WIDTH)
+            for each in numbers
+        ]
         with cgutils.for_range(builder, chunks) as loop:
             block.fetch(coming, builder.mul(loop.index, part))
             byte = builder.mul(loop.index, block.whole(CHUNK))
-            groups = [
-                builder.lshr(builder.add(byte, block.whole(half * CHUNK // 2)), bits)
-                for half in (0, 1)
-            ]
+            steps = _SIXTEENS if are_sixteens else (0, CHUNK // 2)
+            groups = [builder.lshr(builder.add(byte, block.whole(step)), bits) for step in steps]
             tokens = block.tokens(columns, loop.index, parts=1 if are_bytes else 2)
             for row, begin in enumerate(own_rows):
                 codes = block.load(begin, byte, BYTE, CHUNK)
-                one, other = (
+                each = [
                     splat(builder, builder.load(builder.gep(scales[row], [group])))
                     for group in groups
-                )
+                ]
+                # By scales: what is multiplied before it meets them, by the parts of tokens.
+                met: list[tuple[Any, list[tuple[int, Any]]]]
                 if are_bytes:
-                    scale, values = one, [_widened(builder, codes)]
+                    met = [(each[0], [(0, _widened(builder, codes))])]
                 else:
-                    scale = builder.shuffle_vector(one, other, ir.Constant(WORDS, _BOTH))
-                    values = _looked_up(builder, table, codes)
+                    values = [
+                        own_value
+                        for table in tables
+                        for own_value in enumerate(_looked_up(builder, table, codes))
+                    ]
+                    pairs = [each[first : first + 2] for first in range(0, len(each), 2)]
+                    both = [
+                        builder.shuffle_vector(*pair, ir.Constant(WORDS, _BOTH)) for pair in pairs
+                    ]
+                    met = [(both[0], values)]
+                    if are_sixteens:
+                        met = [(scale, [own]) for scale, own in zip(both, values, strict=True)]
                 for token, parts in enumerate(tokens):
-                    found = block.nothing
-                    for own_values, part_of_token in zip(values, parts, strict=True):
-                        found = pair_products(builder, found, own_values, part_of_token)
-                    block.add_times(row, token, scale, found)
+                    for scale, meeting in met:
+                        found = block.nothing
+                        for number, own_values in meeting:
+                            found = pair_products(builder, found, own_values, parts[number])
+                        block.add_times(row, token, scale, found)
         block.put(of_sums, sums, place)
         return context.get_dummy_value()
 

@@ -17,11 +17,18 @@ from freight.kernels.pair_few_blocks import ROWS
 from freight.kernels.row_kinds import EXPONENT
 from freight.kernels.vectors import WIDTH, add, load, of_bits, splat, total
 
-__all__ = ["lay_codes_tokens", "multiply_codes", "sum_groups"]
+__all__ = [
+    "AHEAD",
+    "lay_codes_tokens",
+    "multiply_codes",
+    "multiply_tokens",
+    "sum_groups",
+    "wide_groups",
+]
 
 U = np.uintp
 F = np.float32
-_AHEAD = 4 * ROWS
+AHEAD = 4 * ROWS
 """Rows that are fetched before they are wanted: a quarter as long as plain ones."""
 _ONE, _TWO, _FOUR, _SIX = (put_few_products_of_codes(count) for count in (1, 2, 4, 6))
 _HALF_OF_EIGHT, _HALF_OF_TWELVE = (put_few_products_of_codes(count, ROWS // 2) for count in (4, 6))
@@ -38,7 +45,7 @@ _STRETCH = WIDTH // 2
 
 
 @uncounted
-def _wide_groups(pairs, size):  # type: ignore[no-untyped-def]
+def wide_groups(pairs, size):  # type: ignore[no-untyped-def]
     """How many groups it has, up to whole vectors."""
     return (2 * pairs // size + WIDTH - 1) // WIDTH * WIDTH
 
@@ -67,7 +74,7 @@ def lay_codes_tokens(x, given, together, size, laid):  # type: ignore[no-untyped
 def sum_groups(halves, given, size, shared):  # type: ignore[no-untyped-def]
     """Of each group of a token's columns, of which minima become their products."""
     pitch, columns, tokens = given
-    wide = _wide_groups(columns, size)
+    wide = wide_groups(columns, size)
     for token in range(tokens):
         for group in range(2 * columns // size):
             found = splat(F(0.0))
@@ -77,7 +84,8 @@ def sum_groups(halves, given, size, shared):  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def _multiply(kind, rows, factors, table, tokens, own_tokens, shared, target, ahead):  # type: ignore[no-untyped-def]
+def multiply_tokens(kind, rows, factors, table, tokens, own_tokens, shared, target, ahead):  # type: ignore[no-untyped-def]
+    """ROWS rows by all tokens, in as many blocks as they want."""
     (x, columns, chunks), (sums, place) = own_tokens, target
     wide, half = factors[1], ahead + rows[2] * U(ROWS // 2)
     first = (x, chunks), (shared,), target, ahead
@@ -117,7 +125,7 @@ def multiply_codes(kind, begin, height, following, given, x, shared, room, sums)
     columns, tokens, code_bytes = given
     line, size, factor_bytes = kind.row_bytes, kind.size, kind.factor_bytes
     groups = 2 * columns // size
-    wide, chunks, bits = U(_wide_groups(columns, size)), U(code_bytes // CHUNK), U(0)
+    wide, chunks, bits = U(wide_groups(columns, size)), U(code_bytes // CHUNK), U(0)
     while (code_bytes // groups) >> bits > 1:
         bits += U(1)
     raw, behind = bytes_at(begin, height * line), following - begin
@@ -136,10 +144,10 @@ def multiply_codes(kind, begin, height, following, given, x, shared, room, sums)
                     widen_factors(halves_at(at, groups), U(0), U(groups), room, to)
                 else:
                     widen_factors(words_at(at, groups), U(0), U(groups), room, to)
-        beyond = row + _AHEAD - height
-        ahead = (row + _AHEAD) * line if beyond < 0 else behind + beyond * line
+        beyond = row + AHEAD - height
+        ahead = (row + AHEAD) * line if beyond < 0 else behind + beyond * line
         rows = raw, U(row * line), U(line), U(left), part
         own_factors = room, wide, U(0) if factor_bytes == EXPONENT else wide, bits
         target, table = (sums, U(row * WIDTH)), (_FOURS if factor_bytes == EXPONENT else _NUMBERS,)
-        own_tokens = x, U(columns), chunks
-        _multiply(kind, rows, own_factors, table, tokens, own_tokens, shared, target, U(ahead))
+        own_tokens, there = (x, U(columns), chunks), U(ahead)
+        multiply_tokens(kind, rows, own_factors, table, tokens, own_tokens, shared, target, there)

@@ -12,12 +12,28 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.grouped import CompressedRows
+from freight.kernels.levels import levels_of
+from freight.kernels.plain_rows import EIGHTS
 from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Product
-from freight.kernels.row_kinds import EXPONENT, KeptBytes, KeptCodes, KeptEights, KeptPairs
+from freight.kernels.row_kinds import (
+    EXPONENT,
+    KeptBytes,
+    KeptCodes,
+    KeptEights,
+    KeptLevels,
+    KeptPairs,
+    KeptSixteens,
+)
 from freight.kernels.sharing import take_turns
 from freight.kernels.sums import PUTS
 from freight.kernels.threads import find_loops, has_words
-from freight.model.number_format import MICRO_COLUMNS, EightFloats, Grouped, MicroFloats
+from freight.model.number_format import (
+    MICRO_COLUMNS,
+    EightFloats,
+    Grouped,
+    LevelFloats,
+    MicroFloats,
+)
 
 __all__ = [
     "SeveralRows",
@@ -38,7 +54,8 @@ _COUNTERS: Final = 2
 """Of turns that are taken, and rows that are done."""
 _TABLE_COLUMNS: Final = 6
 """Of what is said of tokens or a product, before it is said which of them it is."""
-_BYTES_OF_EIGHTS_SCALE: Final = 4
+_BYTES_OF_SCALE: Final = 4
+_SIXTEEN: Final = 16
 _LEAST_GROUP: Final = 32
 _CHUNK_COLUMNS: Final = 64
 """Whose codes a loop looks up together."""
@@ -46,9 +63,10 @@ _CHUNK_COLUMNS: Final = 64
 _PAIR_COLUMNS: Final = 32
 """That are a whole vector of pairs."""
 
-_Form = Grouped | MicroFloats | EightFloats
+_Form = Grouped | MicroFloats | EightFloats | LevelFloats
 """Of compressed rows."""
 _Rows = torch.Tensor | CompressedRows
+_Kept = KeptPairs | KeptCodes | KeptBytes | KeptEights | KeptLevels | KeptSixteens
 _Matrix = tuple[_Rows, torch.Tensor | None]
 
 
@@ -100,10 +118,14 @@ def _are_plain(rows: Sequence[_Rows]) -> bool:
 
 def _form(rows: _Rows) -> _Form | None:
     own = None if isinstance(rows, torch.Tensor) else rows.number_format
-    return own if isinstance(own, Grouped | MicroFloats | EightFloats) else None
+    return own if isinstance(own, _Form) else None
 
 
 def _takes(form: _Form) -> bool:
+    if isinstance(form, LevelFloats):
+        if form.in_bytes:
+            return form.levels == "e2m1" and form.group_size == _SIXTEEN
+        return form.group_size >= _LEAST_GROUP and form.group_size.bit_count() == 1
     if not isinstance(form, Grouped):
         return True
     if form.across:
@@ -116,12 +138,12 @@ def _lies_together(rows: _Rows, form: _Form) -> bool:
     size = 1
     assert isinstance(rows, CompressedRows)
     if not isinstance(form, MicroFloats):
-        size = form.factor_bytes if isinstance(form, Grouped) else _BYTES_OF_EIGHTS_SCALE
+        size = form.factor_bytes if isinstance(form, Grouped) else _BYTES_OF_SCALE
     is_whole = rows.raw.data_ptr() % size == 0 and rows.raw.shape[1] % size == 0
     return is_whole and rows.raw.is_contiguous()
 
 
-def _kept(rows: _Rows) -> KeptPairs | KeptCodes | KeptBytes | KeptEights:
+def _kept(rows: _Rows) -> _Kept:
     """How rows are kept, as loops are told."""
     form = _form(rows)
     if isinstance(rows, torch.Tensor):
@@ -132,7 +154,19 @@ def _kept(rows: _Rows) -> KeptPairs | KeptCodes | KeptBytes | KeptEights:
         return kind(row_bytes, form.group_size, form.factor_bytes)
     if isinstance(form, MicroFloats):
         return KeptCodes(row_bytes, MICRO_COLUMNS, EXPONENT)
+    if isinstance(form, LevelFloats):
+        return _kept_levels(row_bytes, form)
     return KeptEights(row_bytes)
+
+
+def _kept_levels(row_bytes: int, form: LevelFloats) -> KeptLevels | KeptSixteens:
+    levels = levels_of(form.levels)
+    first = levels.bfloat16()
+    parts = [first, (levels - first.float()).bfloat16()]
+    both = [own.repeat(2).view(torch.uint16).numpy() for own in parts]
+    if form.in_bytes:
+        return KeptSixteens(row_bytes, form.group_size, both[0], EIGHTS)
+    return KeptLevels(row_bytes, form.group_size, *both)
 
 
 def lies_in_pairs(x: torch.Tensor) -> bool:

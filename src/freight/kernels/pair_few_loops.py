@@ -23,6 +23,7 @@ from freight.kernels.code_few_loops import (
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.eight_few_loops import multiply_eights
 from freight.kernels.features import may_use_tiles
+from freight.kernels.level_few_loops import lay_level_tokens, multiply_levels
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_few_blocks import ROWS, put_few_products
 from freight.kernels.product_loops import put_sums
@@ -32,7 +33,9 @@ from freight.kernels.row_kinds import (
     KeptBytes,
     KeptCodes,
     KeptEights,
+    KeptLevels,
     KeptPairs,
+    KeptSixteens,
     kind_of,
 )
 from freight.kernels.turns import take, wait_for
@@ -108,7 +111,12 @@ def _lay_tokens(
 
 @overload(_lay_tokens, jit_options=UNCOUNTED)
 def _lay_tokens_of(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
-    own = {KeptCodes: _lay_for_codes, KeptBytes: _lay_for_bytes}
+    own = {
+        KeptCodes: _lay_for_codes,
+        KeptBytes: _lay_for_bytes,
+        KeptLevels: _lay_for_levels,
+        KeptSixteens: _lay_for_levels,
+    }
     return own.get(kind_of(kind), _lay_pairs)
 
 
@@ -122,6 +130,10 @@ def _lay_for_bytes(kind, x, halves, given, together, laid, shared):  # type: ign
     pitch, columns, tokens = given
     _lay(x, pitch, columns, tokens, (tokens + together - 1) // together, laid)
     sum_groups(halves, given, kind.size, shared)
+
+
+def _lay_for_levels(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
+    lay_level_tokens(x, given, together, laid)
 
 
 def _lay_pairs(kind, x, halves, given, together, laid, shared):  # type: ignore[no-untyped-def]
@@ -143,6 +155,8 @@ def _multiply_rows_of(kind, begin, height, following, given, laid, room, sums): 
         KeptCodes: _multiply_codes,
         KeptBytes: _multiply_bytes,
         KeptEights: _multiply_eights,
+        KeptLevels: _multiply_levels,
+        KeptSixteens: _multiply_levels,
     }
     return own[kind_of(kind)]
 
@@ -162,6 +176,10 @@ def _multiply_bytes(kind, begin, height, following, given, laid, room, sums):  #
 def _multiply_eights(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
     own = given[0], given[1], kind.row_bytes
     multiply_eights(begin, height, following, own, laid, sums)
+
+
+def _multiply_levels(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]
+    multiply_levels(kind, begin, height, following, given, laid, room[0], room[1], sums)
 
 
 def _multiply_pairs(kind, begin, height, following, given, laid, room, sums):  # type: ignore[no-untyped-def]

@@ -21,6 +21,7 @@ from freight.kernels.threads import (
 from freight.model.float_formats import LevelFloats
 
 __all__ = [
+    "EIGHTS",
     "eight_rows",
     "eights_on_cpu",
     "exponents_on_cpu",
@@ -32,7 +33,7 @@ __all__ = [
 
 _VECTOR: Final = 16
 _LINE: Final = 32
-_EIGHTS: Final = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+EIGHTS: Final = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
 """What floats of 8 bits are."""
 
 
@@ -85,7 +86,7 @@ def level_rows(raw: torch.Tensor, columns: int, own: LevelFloats) -> LevelRows |
     if not raw.is_contiguous() or raw.data_ptr() % 4 or not own.fits(columns):
         return None
     flat, levels = raw.numpy().reshape(-1), levels_of(own.levels).numpy()
-    eights = _EIGHTS if own.in_bytes else _EIGHTS[:0]
+    eights = EIGHTS if own.in_bytes else EIGHTS[:0]
     factors = flat.view(np.float32)
     return LevelRows(flat, factors, eights, levels, columns, raw.shape[1], own.group_size)
 

@@ -14,7 +14,9 @@ __all__ = [
     "KeptBytes",
     "KeptCodes",
     "KeptEights",
+    "KeptLevels",
     "KeptPairs",
+    "KeptSixteens",
     "LevelRows",
     "MicroRows",
     "NumberRows",
@@ -129,6 +131,26 @@ class KeptEights(NamedTuple):
     """How rows of floats of 8 bits are."""
 
     row_bytes: int
+
+
+class KeptLevels(NamedTuple):
+    """How rows of codes for levels are, whose scales are float32: bytes of a row, columns of a
+    group, and the levels as two numbers of bfloat16 each, twice all sixteen."""
+
+    row_bytes: int
+    size: int
+    levels: Any
+    rest: Any
+
+
+class KeptSixteens(NamedTuple):
+    """How those of groups of sixteen are, whose scales are bytes: the levels, which bfloat16 has,
+    likewise, and what floats of 8 bits are."""
+
+    row_bytes: int
+    size: int
+    levels: Any
+    eights: Any
 
 
 class FourRows(NamedTuple):
