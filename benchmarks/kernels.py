@@ -58,6 +58,7 @@ from freight.kernels.integers import (
     quantise_rows,
     quantise_tokens,
 )
+from freight.kernels.levels import join_level_rows
 from freight.kernels.micro import join_micro_rows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
@@ -74,6 +75,7 @@ from freight.model.number_format import (
     MICRO_COLUMNS,
     EightFloats,
     Grouped,
+    LevelFloats,
     MicroFloats,
     RowFormat,
     ShortExponents,
@@ -477,13 +479,19 @@ def short_rows(rows: torch.Tensor) -> dict[str, CompressedRows]:
 
 
 def float_rows(rows: torch.Tensor) -> dict[str, CompressedRows]:
-    """As many numbers in MXFP4 and in FP8, of any size near one; and in 4 bits."""
+    """As many numbers in MXFP4, FP8, NVFP4 and NF4, of any size near one; and in 4 bits."""
     count, columns = rows.shape
     fours = torch.randint(0, 256, (count, columns // 2), dtype=torch.uint8)
     exponents = torch.randint(118, 126, (count, columns // MICRO_COLUMNS), dtype=torch.uint8)
     eights = torch.randn(count, columns).to(torch.float8_e4m3fn).view(torch.uint8)
     scales = torch.rand(count, -(-columns // EIGHT_COLUMNS))
+    codes = torch.randint(0, 16, (count, columns), dtype=torch.uint8)
+    sixteens = LevelFloats(levels="e2m1", group_size=16, in_bytes=True)
+    blocks = LevelFloats(levels="nf4", group_size=64)
+    bytes_ = torch.rand(count, columns // 16).to(torch.float8_e4m3fn).view(torch.uint8)
     kept: tuple[tuple[RowFormat, torch.Tensor], ...] = (
+        (sixteens, join_level_rows(codes, bytes_, torch.rand(count))),
+        (blocks, join_level_rows(codes, torch.rand(count, columns // 64))),
         (MicroFloats(), join_micro_rows(fours, exponents)),
         (EightFloats(), join_eight_rows(eights, scales)),
     )

@@ -157,6 +157,7 @@ def test_formats_are_known_by_their_names() -> None:
     assert NVFP4.row_bytes(4096) == 4096 // 2 + 4096 // 16 + 4
     assert NVFP4.fits(64) and not NVFP4.fits(32) and not NVFP4.fits(72)
     assert FORMATS[1].fits(64) and not FORMATS[1].fits(96)
+    assert not LevelFloats(levels="nf4", group_size=96).fits(192)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 7, 11])

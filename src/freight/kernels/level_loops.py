@@ -19,12 +19,12 @@ U = np.uintp
 def scale_of(rows, source, column):  # type: ignore[no-untyped-def]
     """Of the group that a column is in, of the row that begins at byte ``source``; rows are as
     ``LevelRows`` has them."""
-    raw, factors, eights, _, columns, _, size = rows
+    raw, factors, eights, _, columns, _, bits = rows
     scales = source + U(columns // 2)
     if len(eights):
-        factor = factors[(scales + U(columns // size)) // U(4)]
-        return eights[raw[scales + U(column // size)]] * factor
-    return factors[scales // U(4) + U(column // size)]
+        factor = factors[(scales + U(columns >> bits)) // U(4)]
+        return eights[raw[scales + U(column >> bits)]] * factor
+    return factors[scales // U(4) + U(column >> bits)]
 
 
 @uncounted

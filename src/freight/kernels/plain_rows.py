@@ -88,7 +88,8 @@ def level_rows(raw: torch.Tensor, columns: int, own: LevelFloats) -> LevelRows |
     flat, levels = raw.numpy().reshape(-1), levels_of(own.levels).numpy()
     eights = EIGHTS if own.in_bytes else EIGHTS[:0]
     factors = flat.view(np.float32)
-    return LevelRows(flat, factors, eights, levels, columns, raw.shape[1], own.group_size)
+    bits = own.group_size.bit_length() - 1
+    return LevelRows(flat, factors, eights, levels, columns, raw.shape[1], bits)
 
 
 def levels_on_cpu(raw: torch.Tensor, own: LevelFloats, out: torch.Tensor) -> bool:

@@ -70,8 +70,8 @@ class EightRows(NamedTuple):
 
 
 class LevelRows(NamedTuple):
-    """Codes of 4 bits for ``levels``, float32, in groups of ``size``: bytes, the same as float32,
-    and what floats of 8 bits are where scales are such, else none."""
+    """Codes of 4 bits for ``levels``, float32, in groups as long as two to the power of ``bits``:
+    bytes, the same as float32, and what floats of 8 bits are where scales are such, else none."""
 
     raw: Any
     factors: Any
@@ -79,7 +79,7 @@ class LevelRows(NamedTuple):
     levels: Any
     columns: int
     row_bytes: int
-    size: int
+    bits: int
 
 
 class CodeRows(NamedTuple):

@@ -136,10 +136,11 @@ class LevelFloats:
         return self.code_bytes(columns) + (groups + 4 if self.in_bytes else 4 * groups)
 
     def fits(self, columns: int) -> bool:
-        """Whether there are rows of so many: of whole groups, whose numbers in float32 lie where
-        float32 can be loaded."""
-        is_whole = columns % LEVEL_COLUMNS == 0 and columns % self.group_size == 0
-        return is_whole and self.row_bytes(columns) % 4 == 0
+        """Whether there are rows of so many: of whole groups, a power of two long, whose numbers in
+        float32 lie where float32 can be loaded."""
+        size = self.group_size
+        is_whole = columns % LEVEL_COLUMNS == 0 and columns % size == 0
+        return is_whole and size.bit_count() == 1 and self.row_bytes(columns) % 4 == 0
 
 
 def find_levels(name: str) -> LevelFloats | None:
