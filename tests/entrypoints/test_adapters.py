@@ -161,3 +161,12 @@ def test_embeddings_that_it_was_trained_for(tmp_path: Path) -> None:
             hidden = merged(torch.tensor([own])).last_hidden_state[0, -1]
         expected = (hidden / hidden.norm()).numpy()
         np.testing.assert_allclose(answer.embedding, expected, atol=2e-4)
+
+
+def test_a_plan_counts_what_is_kept(
+    adapter: tuple[Path, PreTrainedModel], capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory, _ = adapter
+    for model, is_kept in ((str(directory), True), (str(MODEL_DIR), False)):
+        assert main(["plan", "-m", model, "--machine", "t4", "--rows", "10"]) == 0
+        assert ("compressed copy" in capfd.readouterr().out) == is_kept

@@ -31,6 +31,7 @@ from freight.entrypoints.shares import parse_shares
 from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine
+from freight.model.adapter import has_adapter
 from freight.model.approximation import approximate
 from freight.model.checkpoint import resolve
 from freight.model.compression import packed_formats
@@ -253,7 +254,8 @@ def _find_model(name: str | None, task: str) -> tuple[ModelConfig, Mapping[str, 
 
     path = find_model(name)
     config = for_task(read_config(path), task)
-    is_packed = config.packing is not None and any(path.glob("*.safetensors"))
+    is_changed = config.packing is not None or has_adapter(path)
+    is_packed = is_changed and any(path.glob("*.safetensors"))
     stored = resolve(config, path) if is_packed or find_gguf(path) is not None else {}
     return config, stored if packed_formats(stored) else {}
 
