@@ -117,6 +117,8 @@ def test_levels() -> None:
     assert found is not None and found == replace(nvfp4, skipped=found.skipped)
     assert found.skips("lm_head") and not found.skips("model.layers.0.mlp.up_proj")
     assert read({**fours("nvfp4-pack-quantized", 16), "ignore": []}) == nvfp4
+    inner = {"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "NVFP4"}}
+    assert read(inner) == nvfp4
     micro = {**fours("mxfp4-pack-quantized", 32), "ignore": [], "kv_cache_scheme": {"num_bits": 8}}
     assert read(micro) == Packing(scheme="mxfp4", bits=4, group_size=32)
     blocks = read(BITSANDBYTES)
@@ -150,6 +152,7 @@ def compressed(**group: Any) -> dict[str, Any]:
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8 (blocks of [64, 64])"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt (NVFP4_AWQ)"),
         ({**MODEL_OPTIMIZER, "group_size": 32}, "modelopt (NVFP4)"),
+        ({**BITSANDBYTES, "bnb_4bit_quant_storage": "bfloat16"}, "(bnb_4bit_quant_storage bfloat"),
         (fours("nvfp4-pack-quantized", 32), "(nvfp4-pack-quantized, of floats of 4 bits)"),
         (fours("mxfp4-pack-quantized", 32, symmetric=False), "with zero points)"),
         ({"quant_method": "modelopt"}, "modelopt (None)"),

@@ -5,6 +5,7 @@ of policy.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import (
     DeepseekV3Config,
     FalconConfig,
     GPT2Config,
+    GptOssConfig,
     MixtralConfig,
     OPTConfig,
     Phi3Config,
@@ -217,6 +219,101 @@ def test_tokens_that_were_added(is_tied: bool, tmp_path: Path) -> None:
         assert tiny.run(engine, prompts, STEPS) == expected
 
 
+def test_a_trained_table_for_more_tokens(tmp_path: Path) -> None:
+    """Of a head that is the embedding: it has the new tokens, and nothing of what is added."""
+    model = tiny.make_model(tmp_path / "base", tie_word_embeddings=True)
+    model.name_or_path = str(tmp_path / "base")
+    model.resize_token_embeddings(tiny.VOCAB + 5, mean_resizing=False)
+    own = LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], task_type="CAUSAL_LM")
+    peft = get_peft_model(model, own)
+    randomise(peft)
+    peft.save_pretrained(tmp_path / "adapter")
+    prompts = [[tiny.VOCAB + 4, 3, tiny.VOCAB], *PROMPTS[:3]]
+    expected = tiny.tokens(tiny.reference(peft.eval(), prompts, STEPS))
+    together = directory_with_adapter(tmp_path / "base", tmp_path / "adapter")
+    with tiny.engine(together, prompts, STEPS) as engine:
+        assert tiny.run(engine, prompts, STEPS) == expected
+
+
+def kept_values(together: Path, directory: Path, name: str) -> torch.Tensor:
+    """What a run reads of a tensor, flat."""
+    config = read_config(together)
+    sources = resolve(config, together)
+    kept = compressed_sources(config, sources, None, directory=directory, say=lambda _: None)
+    place = kept[name]
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
+        raw = bytearray(file.read(place.num_bytes))
+    return torch.frombuffer(raw, dtype=getattr(torch, place.dtype))
+
+
+def test_tables_that_are_there_as_they_were_and_as_they_were_trained(tmp_path: Path) -> None:
+    """In another type, which is another place in the file."""
+    tiny.make_model(tmp_path / "base", dtype=torch.bfloat16)
+    name = "base_model.model.model.embed_tokens"
+    trained, before = torch.randn(tiny.VOCAB, 64), torch.zeros(tiny.VOCAB, 64).bfloat16()
+    for own, kind in ((trained, "float32"), (trained.bfloat16(), "bfloat16")):
+        tensors = {
+            f"{name}.modules_to_save.weight": own,
+            f"{name}.original_module.weight": before,
+            f"{name}.weight": own.clone(),
+        }
+        write_adapter(tmp_path / kind, tensors)
+        together = directory_with_adapter(tmp_path / "base", tmp_path / kind)
+        found = kept_values(together, tmp_path / "kept", "embedding")
+        assert torch.equal(found, trained.bfloat16().flatten()), kind
+
+
+def test_experts_that_it_has_whole(tmp_path: Path) -> None:
+    """Stacked, and in another type than those that they stand for."""
+    config = GptOssConfig(
+        **{**SMALL, "head_dim": 24, "num_local_experts": 4, "num_experts_per_tok": 2}
+    )
+    model = tiny.make_model(tmp_path / "base", config=config)
+    tensors = {}
+    with torch.no_grad():
+        for name, own in model.named_parameters():
+            if ".layers.1.mlp.experts." in name:
+                own.copy_((own + 0.1 * torch.randn_like(own)).bfloat16())
+                tensors[f"base_model.model.{name}"] = own.bfloat16()
+    assert len(tensors) == 4
+    write_adapter(tmp_path / "adapter", tensors)
+    expected = tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+    together = directory_with_adapter(tmp_path / "base", tmp_path / "adapter")
+    with tiny.engine(together, PROMPTS, STEPS) as engine:
+        assert tiny.run(engine, PROMPTS, STEPS) == expected
+
+
+def test_square_matrices_lie_as_the_model_has_them(tmp_path: Path) -> None:
+    """Whatever an adapter says of others."""
+    peft = train(tmp_path, Case(adapter={"target_modules": ["q_proj", "o_proj"]}))
+    path = tmp_path / "adapter" / ADAPTER_CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fan_in_fan_out": True}))
+    together = directory_with_adapter(tmp_path / "base", tmp_path / "adapter")
+    with tiny.engine(together, PROMPTS, STEPS) as engine:
+        assert tiny.run(engine, PROMPTS, STEPS) == tiny.tokens(tiny.reference(peft, PROMPTS, STEPS))
+
+
+def test_what_is_kept_follows_the_scale(tmp_path: Path) -> None:
+    """Also where a matrix is turned after the sum is made."""
+    train(tmp_path, CASES["turned"])
+    path, found = tmp_path / "adapter" / ADAPTER_CONFIG, []
+    for alpha in (6, 9, 6):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "lora_alpha": alpha}))
+        together = directory_with_adapter(tmp_path / "base", tmp_path / "adapter")
+        found.append(kept_values(together, tmp_path / "kept", "layers.0.attention.q"))
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+
+
+def test_sums_that_are_no_numbers(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path / "base")
+    for number in (torch.nan, 1e38):
+        write_adapter(tmp_path / "adapter", {name: own * number for name, own in PAIR.items()})
+        together = directory_with_adapter(tmp_path / "base", tmp_path / "adapter")
+        with pytest.raises(ModelError, match="makes numbers that are infinite, or none"):
+            kept_values(together, tmp_path / "kept", "layers.0.attention.q")
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PeftModel]:
     directory = tmp_path_factory.mktemp("adapter")
@@ -333,7 +430,16 @@ PAIR = {f"{Q}.lora_A.weight": torch.ones(3, 64), f"{Q}.lora_B.weight": torch.one
         ({**PAIR, f"{Q}.lora_A.weight": torch.ones(2, 64)}, {}, "have no product"),
         ({Q.replace("q_proj", "x") + k[len(Q) :]: v for k, v in PAIR.items()}, {}, "no weight in"),
         ({**PAIR, f"{Q}.bias": torch.ones(64)}, {}, "the model has no layers.0.self_attn.q_proj.b"),
-        ({**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(9)}, {}, "has lengths of shape [9]"),
+        (
+            {**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(9)},
+            {"use_dora": True},
+            "has lengths of shape [9]",
+        ),
+        ({**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(64)}, {}, "has lengths, and use_dora"),
+        (PAIR, {"use_dora": True}, "has no lengths, and use_dora is True"),
+        ({}, {}, "it has no tensors"),
+        ({**PAIR, f"{Q}.lora_A.default.weight": torch.ones(3, 64)}, {}, "it has two tensors"),
+        (PAIR, {"task_type": "SEQ_CLS"}, "It has no score.weight"),
     ],
 )
 def test_adapters_that_cannot_be_added(
@@ -347,16 +453,32 @@ def test_adapters_that_cannot_be_added(
     assert expected in str(caught.value)
 
 
-def test_what_is_no_adapter_or_has_no_model(tmp_path: Path) -> None:
+def test_what_is_no_adapter_or_has_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     tiny.make_model(base)
     with pytest.raises(InputError, match=r"has no adapter_config\.json"):
         find_model(str(base), str(base))
-    with pytest.raises(InputError, match=r"--lora \./nowhere was given"):
-        find_model(str(base), "./nowhere")
+    for name in ("./nowhere", "", "a/b:Q4_K_M", str(base / "config.json")):
+        with pytest.raises(InputError, match=f"--lora {re.escape(name or repr(name))} was given"):
+            find_model(str(base), name)
     write_adapter(adapter, PAIR)
     with pytest.raises(ModelError, match="does not say which model"):
         find_model(str(adapter))
+    for name in ("/not/here", "./nor/here"):
+        write_adapter(adapter, PAIR, base_model_name_or_path=name)
+        with pytest.raises(ModelError, match=f"trained on {name}, as it says, which cannot be f"):
+            find_model(str(adapter))
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda name, **more: asked.update({name: more["revision"]}) or str(base),
+    )
+    write_adapter(adapter, PAIR, base_model_name_or_path="a/model", revision="step-3")
+    find_model(str(adapter))
+    assert asked == {"a/model": "step-3"}
+    (base / "broken.bin").symlink_to(base / "nothing")
     write_adapter(adapter, PAIR, base_model_name_or_path=str(base))
     together = find_model(str(adapter))
     assert together == find_model(str(base), str(adapter)) == find_model(str(together))

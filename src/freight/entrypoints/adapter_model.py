@@ -32,7 +32,7 @@ _TOKENIZER: Final = (
     "vocab.json",
 )
 """Of one tokenizer: they are of the adapter all, or none."""
-_WHOLE: Final = ("tokenizer.json", "tokenizer.model")
+_WHOLE: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _OWN: Final = (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -42,13 +42,15 @@ _OWN: Final = (
 )
 
 
-def base_of(adapter_dir: Path) -> str:
-    """The model that an adapter was trained on, as it names it. ModelError where it names none."""
+def base_of(adapter_dir: Path) -> tuple[str, str | None]:
+    """The model that an adapter was trained on, as it names it, and its revision on the Hub.
+    ModelError where it names none."""
     try:
         raw = json.loads((adapter_dir / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        name = raw.get("base_model_name_or_path") if isinstance(raw, dict) else None
+        raw = raw if isinstance(raw, dict) else {}
     except (OSError, ValueError):
-        name = None
+        raw = {}
+    name, revision = raw.get("base_model_name_or_path"), raw.get("revision")
     if not isinstance(name, str) or not name:
         raise ModelError(
             f"The adapter in {adapter_dir} was given as a model.",
@@ -56,7 +58,7 @@ def base_of(adapter_dir: Path) -> str:
             "(base_model_name_or_path).",
             f"Give that model with --model, and --lora {adapter_dir}.",
         )
-    return name
+    return name, revision if isinstance(revision, str) and revision else None
 
 
 def is_made(directory: Path) -> bool:
@@ -108,7 +110,7 @@ def directory_with_adapter(model_dir: Path, adapter_dir: Path) -> Path:
 
 def _links(model_dir: Path, adapter_dir: Path) -> dict[str, Path]:
     """What lies in the directory, and what each name stands for."""
-    links = {path.name: path for path in sorted(model_dir.iterdir())}
+    links = {path.name: path for path in sorted(model_dir.iterdir()) if path.exists()}
     links.pop(ADAPTER_WEIGHTS, None)
     own: Iterable[str] = [*_OWN, *_poolings(adapter_dir)]
     if any((adapter_dir / name).is_file() for name in _WHOLE):

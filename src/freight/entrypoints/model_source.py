@@ -32,6 +32,7 @@ from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 __all__ = ["find_model", "limits_of", "open_tokenizer", "row_limits"]
 
 _HUB_ID: Final = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
+_ADAPTER_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES: Final = (
     "*.safetensors",
     "*.json",
@@ -41,8 +42,9 @@ _HUB_FILES: Final = (
     "merges.txt",
     "vocab.txt",
 )
-# The publisher's own format beside the same weights: it would double what is downloaded.
-_HUB_DUPLICATES: Final = ("consolidated*", "original/*")
+# The publisher's own format beside the same weights, or those of earlier steps: what is downloaded
+# would be doubled, and more.
+_HUB_DUPLICATES: Final = ("consolidated*", "original/*", "checkpoint-*")
 _PLAIN: Final = Form()
 _DYNAMIC: Final = "UD-"
 """Before a kind, of files that have more bits for some tensors: others of the kind go before."""
@@ -54,15 +56,49 @@ def find_model(name: str | None, lora: str | None = None) -> Path:
     for it with the model that it was trained on."""
     directory = _find_directory(name)
     if lora is not None:
-        return directory_with_adapter(directory, _find_directory(lora, flag="--lora"))
+        return directory_with_adapter(directory, _find_adapter(lora))
     if has_adapter(directory) and not is_made(directory):
-        return directory_with_adapter(_find_directory(base_of(directory)), directory)
+        return directory_with_adapter(_find_base(directory), directory)
     return directory
 
 
-def _find_directory(name: str | None, flag: str = "--model") -> Path:
+def _find_adapter(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir() and name:
+        return path
+    if not path.exists() and _ADAPTER_ID.fullmatch(name) and not name.startswith("."):
+        return _download(name, _HUB_FILES)
+    raise InputError(
+        f"--lora {name or repr(name)} was given.",
+        "It is a file."
+        if path.is_file()
+        else "There is no such directory, and it is no Hugging Face Hub id like owner/name.",
+        "Give the directory of an adapter as PEFT saves it, or its Hub id.",
+    )
+
+
+def _find_base(adapter_dir: Path) -> Path:
+    """The model that an adapter names, which nobody else has."""
+    name, revision = base_of(adapter_dir)
+    try:
+        directory = _find_directory(name, revision)
+    except (InputError, ModelError) as error:
+        raise ModelError(
+            f"The adapter in {adapter_dir} was given as a model.",
+            f"It was trained on {name}, as it says, which cannot be found: {error.limit}",
+            f"Give that model with --model, and --lora {adapter_dir}.",
+        ) from error
+    if has_adapter(directory):
+        raise ModelError(
+            f"The adapter in {adapter_dir} was given as a model.",
+            f"It was trained on {name}, as it says, which is an adapter itself.",
+            "Merge that one into its model with PEFT (merge_and_unload), and give what that makes.",
+        )
+    return directory
+
+
+def _find_directory(name: str | None, revision: str | None = None) -> Path:
     """What a name stands for by itself."""
-    is_model = flag == "--model"
     if not name:
         raise InputError(
             "No model was given.",
@@ -81,21 +117,22 @@ def _find_directory(name: str | None, flag: str = "--model") -> Path:
         return directory_of_gguf(path)
     if path.exists():
         raise InputError(
-            f"{flag} {name} was given.",
+            f"--model {name} was given.",
             "It is a file.",
             "Give the directory that holds config.json and the weights, or a .gguf file.",
         )
     found = _HUB_ID.fullmatch(name)
     if found is None or name.startswith("."):
         raise InputError(
-            f"{flag} {name} was given.",
-            "There is no such directory, and it is no Hugging Face Hub id like owner/name"
-            + (", or owner/name:Q4_K_M for a GGUF file." if is_model else "."),
-            "Check the path"
-            + (", or use --model demo for the tiny model in the package." if is_model else "."),
+            f"--model {name} was given.",
+            "There is no such directory, and it is no Hugging Face Hub id like owner/name, or "
+            "owner/name:Q4_K_M for a GGUF file.",
+            "Check the path, or use --model demo for the tiny model in the package.",
         )
     hub_id, kind = found.groups()
-    return _download(hub_id, _HUB_FILES) if kind is None else _download_gguf(hub_id, kind)
+    if kind is not None:
+        return _download_gguf(hub_id, kind)
+    return _download(hub_id, _HUB_FILES, revision=revision)
 
 
 def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
@@ -159,13 +196,19 @@ def _download_gguf(hub_id: str, kind: str) -> Path:
 
 
 def _download(
-    hub_id: str, patterns: Sequence[str], ignored: Sequence[str] = _HUB_DUPLICATES
+    hub_id: str,
+    patterns: Sequence[str],
+    ignored: Sequence[str] = _HUB_DUPLICATES,
+    revision: str | None = None,
 ) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         directory = snapshot_download(
-            hub_id, allow_patterns=list(patterns), ignore_patterns=list(ignored)
+            hub_id,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(ignored),
         )
         return Path(directory)
     except Exception as error:  # network, permission, disk: the library has many of its own

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,9 @@ _PARTS: Final = {
     "lora_magnitude_vector": "lengths",
 }
 _SAVED: Final = re.compile(r"\.(?:modules_to_save(?:\.default)?|base_layer|original_module)\b")
+_TRAINED: Final = ".modules_to_save"
+_ORIGINAL: Final = ".original_module"
+"""In names of tensors that are there twice, as they were trained and as they were before."""
 _OTHER: Final = re.compile(r"\.(lora_\w+|trainable_tokens_\w+)")
 _KNOWN: Final = ("use_rslora", "use_dora")
 _CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -77,18 +80,18 @@ _ADVICE: Final = "Merge it into the model with PEFT (merge_and_unload) and save 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
     """What an adapter changes: ``parts`` of the sum by the module's name, with its ``scale``, and
-    the tensors that it has ``saved``, by theirs; names as far as ``inner_name`` leaves them.
+    the tensors that it has ``saved``, by theirs; names as far as ``inner_name`` leaves them. Of
+    some of these it has the ``originals``, too.
 
-    ``task`` is what it was trained for, in PEFT's words. ``is_turned`` where matrices of as many
-    rows as columns are kept as [columns, rows]. With ``ties`` a head that is the embedding
+    ``task`` is what it was trained for, in PEFT's words. With ``ties`` a head that is the embedding
     stays it.
     """
 
     parts: Mapping[str, Mapping[str, TensorSource]]
     scales: Mapping[str, float]
     saved: Mapping[str, TensorSource]
+    originals: Mapping[str, TensorSource]
     task: str | None
-    is_turned: bool
     ties: bool
 
     def touches(self, tensor: str) -> bool:
@@ -101,10 +104,15 @@ class Adapter:
 
     def unties(self, head: str, embedding: str, num_rows: int) -> bool:
         """Whether a head that is the embedding's table of so many rows becomes another: one that
-        was made for more tokens stays both."""
+        was only made for more tokens stays both."""
+        is_trained = self.adds_to(embedding) or inner_name(embedding) in self.originals
+        is_trained |= self.touches(embedding) and not self.has_more(embedding, num_rows)
+        return self.touches(head) or (is_trained and not self.ties)
+
+    def has_more(self, embedding: str, num_rows: int) -> bool:
+        """Whether a table of so many rows was made for other tokens."""
         saved = self.find(embedding)
-        has_more = saved is not None and saved.shape[0] != num_rows
-        return self.touches(head) or (self.touches(embedding) and not self.ties and not has_more)
+        return saved is not None and saved.shape[0] != num_rows
 
     def find(self, tensor: str) -> TensorSource | None:
         """A tensor that it has whole."""
@@ -179,7 +187,7 @@ def _others(raw: Mapping[str, Any]) -> list[str]:
         if name.startswith("use_") and name not in _KNOWN and value
     ]
     if start.startswith(_CHANGED_BASES):
-        found.append(f"init_lora_weights {start!r}, which changes the model's own weights, too,")
+        found.append(f"init_lora_weights {start!r}, which changes the model's own weights, too")
     return found
 
 
@@ -188,30 +196,45 @@ def _sort(
 ) -> Adapter:
     parts: dict[str, dict[str, TensorSource]] = {}
     saved: dict[str, TensorSource] = {}
+    originals: dict[str, TensorSource] = {}
+    trained: set[str] = set()
     spelt: dict[str, str] = {}
+    if not tensors:
+        problems.append("it has no tensors")
     for full, source in tensors.items():
         given = _SAVED.sub("", full.removeprefix(_WRAPPER))
         name = inner_name(given)
         if source.dtype not in DTYPE_BYTES:
             problems.append(f"{full} is of type {source.dtype}, which is not supported")
         elif (found := _PART.fullmatch(name)) is not None:
-            parts.setdefault(found[1], {})[_PARTS[found[2]]] = source
+            own_parts, part = parts.setdefault(found[1], {}), _PARTS[found[2]]
+            if part in own_parts:
+                problems.append(f"it has two tensors {found[1]}.{found[2]}")
+            own_parts[part] = source
             spelt[found[1]] = given[: given.index(f".{found[2]}")]
         elif _OTHER.search(name):
             problems.append(f"{full} is nothing that is known of such an adapter")
-        else:
+        elif _ORIGINAL in full:
+            originals[name] = source
+        elif name not in saved or (_TRAINED in full and name not in trained):
             saved[name] = source
+            trained |= {name} if _TRAINED in full else set()
+        elif name not in trained or _TRAINED in full:
+            problems.append(f"it has two tensors {name}")
     sums, scales = {}, {}
     for module, own in parts.items():
         if (whole := _whole(module, own, problems)) is not None:
+            if ("lengths" in whole) != bool(raw.get("use_dora")):
+                lacks = "no lengths" if raw.get("use_dora") else "lengths"
+                problems.append(f"{module} has {lacks}, and use_dora is {raw.get('use_dora')}")
             sums[module] = whole
             scales[module] = _scale(spelt[module], whole["down"].shape[0], raw, problems)
     return Adapter(
         parts=sums,
         scales=scales,
         saved=saved,
+        originals=originals,
         task=raw.get("task_type"),
-        is_turned=bool(raw.get("fan_in_fan_out")),
         ties=bool(raw.get("ensure_weight_tying")),
     )
 
@@ -262,7 +285,13 @@ def as_adapted(config: ModelConfig, adapter: Adapter, embedding: Place | None) -
     if table is not None:
         config = replace(config, vocab_size=table.shape[0])
     own, scores = config.readout, adapter.find("score.weight")
-    if adapter.task == "SEQ_CLS" and scores is not None:
+    if adapter.task == "SEQ_CLS" and scores is None and (own is None or not own.labels):
+        raise ModelError(
+            "The adapter was trained to label, as its task_type SEQ_CLS says.",
+            "It has no score.weight, and the model that it is added to has no labels.",
+            "Save it with what was trained beside it (modules_to_save), or give its model.",
+        )
+    if scores is not None:
         count = scores.shape[0]
         if own is None or len(own.labels) != count:
             labels = tuple(f"LABEL_{number}" for number in range(count))
@@ -278,36 +307,60 @@ def adapted(
     *,
     head: str | None,
     embedding: str | None,
+    is_turned: Callable[[str], bool],
 ) -> tuple[dict[str, TensorSource], list[str]]:
     """The tensors of a checkpoint with what an adapter makes of them, and what does not fit. Where
     it changes a ``head`` that the checkpoint lacks, or the ``embedding`` alone, that is the
-    embedding's own."""
-    sources = dict(found)
-    names = {inner_name(name): name for name in found}
-    if head is not None and embedding is not None and inner_name(head) not in names:
-        table = names.get(inner_name(embedding))
-        if table is not None and adapter.unties(head, embedding, found[table].shape[0]):
-            sources[head], names[inner_name(head)] = found[table], head
-    problems = []
-    for own, saved in adapter.saved.items():
-        name = names.get(own)
-        if name is None and not own.startswith("score."):
-            problems.append(f"the model has no {own}")
-        elif name is not None and found.get(name, saved).dtype not in DTYPE_BYTES:
-            problems.append(f"{own} is quantised in the model")
+    embedding's own. ``is_turned`` says which matrices are kept as [columns, rows]."""
+    sources, problems = dict(found), []
+    names: dict[str, str] = {}
+    for name in found:
+        inner = inner_name(name)
+        if inner in names and adapter.touches(name):
+            problems.append(f"the model has two tensors {inner}")
+        names[inner] = name
+    table = _untied(found, names, adapter, head, embedding)
+    if head is not None and table is not None:
+        sources[head], names[inner_name(head)] = found[table], head
+    for inner, saved in adapter.saved.items():
+        place = names.get(inner)
+        if place is None and not inner.startswith("score."):
+            problems.append(f"the model has no {inner}")
+        elif place is not None and found.get(place, saved).dtype not in DTYPE_BYTES:
+            problems.append(f"{inner} is quantised in the model")
         else:
-            sources[name or own] = _in_place(sources.get(name or own, saved), saved)
+            sources[place or inner] = _in_place(sources.get(place or inner, saved), saved)
+    if head is not None and table is not None and adapter.find(head) is None:
+        before = adapter.originals.get(inner_name(table))
+        has_more = adapter.has_more(table, found[table].shape[0])
+        kept = sources[table] if has_more else found[table]
+        sources[head] = kept if before is None else _in_place(found[table], before)
     for module, parts in adapter.parts.items():
-        name = names.get(f"{module}.weight")
-        if name is None:
+        own_name = names.get(f"{module}.weight")
+        if own_name is None:
             problems.append(f"{module} has no weight in the model, or one that is quantised")
             continue
-        source = _add(sources[name], parts, adapter.scales[module], adapter.is_turned)
+        scale = adapter.scales[module]
+        source = _add(sources[own_name], parts, scale, is_turned(own_name))
         if isinstance(source, TensorSource):
-            sources[name] = source
+            sources[own_name] = source
         else:
             problems.append(f"{module} {source}")
     return sources, problems
+
+
+def _untied(
+    found: Mapping[str, TensorSource],
+    names: Mapping[str, str],
+    adapter: Adapter,
+    head: str | None,
+    embedding: str | None,
+) -> str | None:
+    """The table that is the head as well, where the adapter makes two of them."""
+    table = None if embedding is None else names.get(inner_name(embedding))
+    if head is None or table is None or inner_name(head) in names:
+        return None
+    return table if adapter.unties(head, table, found[table].shape[0]) else None
 
 
 def _in_place(own: TensorSource, saved: TensorSource) -> TensorSource:

@@ -7,23 +7,23 @@ Never reads a weight; knows no tensors in memory and no tiers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Final
 
 from freight.errors import ModelError
-from freight.model.adapter import adapted, directory_of, read_adapter
+from freight.model.adapter import adapted, directory_of, inner_name, read_adapter
 from freight.model.decoder import tensor_shapes
-from freight.model.families import FAMILIES, Place
+from freight.model.families import FAMILIES, Fused, Place
 from freight.model.gguf import read_gguf
 from freight.model.gguf_tensors import adapt, find_gguf, gguf_tensors, names_of
 from freight.model.number_format import find_compressed, is_widened
 from freight.model.packed_tensors import PACKED_DTYPES, find_packed
 from freight.model.places import Located, locate, spellings
 from freight.model.safetensors_files import INDEX, INTEGERS, SINGLE, read_safetensors
-from freight.model.sources import TensorSource, join_halves
+from freight.model.sources import ADAPTED, TensorSource, join_halves
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 
 __all__ = ["TensorSource", "dummy_dtype", "imagined_sources", "open_checkpoint", "resolve"]
@@ -90,6 +90,7 @@ def _with_adapter(
         adapter,
         head=head if isinstance(head, str) else None,
         embedding=embedding if isinstance(embedding, str) else None,
+        is_turned=_turned_names(tensors),
     )
     _raise_any(
         f"The adapter in {directory_of(model_dir)} was to be added to the model.",
@@ -99,6 +100,17 @@ def _with_adapter(
         _MOST_OF_ADAPTERS,
     )
     return own
+
+
+def _turned_names(tensors: Mapping[str, Place]) -> Callable[[str], bool]:
+    """Which tensors of a family are kept as [columns, rows]."""
+    named = {own.tensor for own in tensors.values() if isinstance(own, Fused) and own.turned}
+    patterns = [re.escape(inner_name(name)).replace(r"\{i\}", r"\d+") for name in named]
+
+    def is_turned(name: str) -> bool:
+        return any(re.fullmatch(pattern, inner_name(name)) for pattern in patterns)
+
+    return is_turned
 
 
 def _match(
@@ -188,7 +200,7 @@ def _find_turned(
     if source is None or source.shape != place.published or source.dtype not in DTYPE_BYTES:
         return None
     *_, columns, each = place.published
-    flat = replace(source, shape=(prod(place.published) // each, each))
+    flat = _reshaped(source, (prod(place.published) // each, each))
     expert, first = divmod(place.first_row, each)
     return flat.rows(expert * columns, columns).columns_as_rows(place.every, first, count)
 
@@ -204,10 +216,20 @@ def _find(
             packed, problems = find_packed(found, name, shape, config.packing)
             if packed is not None or problems:
                 return packed, problems
-    if source is not None and source.packed is None and _is_stacked(source.shape, shape):
-        source = replace(source, shape=shape)
+    is_whole = source is not None and (source.packed is None or source.packed.scheme == ADAPTED)
+    if source is not None and is_whole and _is_stacked(source.shape, shape):
+        source = _reshaped(source, shape)
     problem = _mismatch(tensor, source, shape)
     return (None, [problem]) if problem else (source, [])
+
+
+def _reshaped(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
+    """The same numbers in other dims, also where they are converted."""
+    own = source.packed
+    if own is None:
+        return replace(source, shape=shape)
+    parts = {**own.parts, "rows": replace(own.parts["rows"], shape=shape)}
+    return replace(source, shape=shape, packed=replace(own, parts=parts))
 
 
 def _is_stacked(own: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -147,9 +147,8 @@ def _identity(source: TensorSource) -> object:
     """The same for two names of one tensor."""
     own = source.packed
     rows = (0, 1, None) if own is None else (own.first_row, own.every, own.dealt)
-    added: tuple[object, ...] = ()
-    if own is not None and own.scheme == ADAPTED:
-        added = tuple((part.path, part.offset) for part in own.parts.values())
+    parts = () if own is None else own.parts.values()
+    added = tuple(_identity(p) for p in parts if p.packed or (own and own.scheme == ADAPTED))
     return source.path, source.offset, rows, source.shape, added
 
 

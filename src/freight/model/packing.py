@@ -79,6 +79,7 @@ def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
         "fp8": _fp8,
         "fbgemm_fp8": _fp8_rows,
         "modelopt": _modelopt,
+        "modelopt_fp4": _modelopt,
         "bitsandbytes": _bitsandbytes,
     }
     if method not in readers:
@@ -133,6 +134,8 @@ def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
     skipped = tuple(_pattern(str(name)) for name in given.get("ignore") or ())
     if groups and all(map(_has_fours, groups)):
         return _compressed_fours(groups, given.get("format"), skipped, place)
+    if any(map(_has_fours, groups)):
+        raise _refusal(place, "compressed-tensors (floats of 4 bits for some modules only)")
     if groups and all(map(_has_eights, groups)):
         return _compressed_eights(groups, given.get("format"), skipped, place)
     if given.get("kv_cache_scheme"):
@@ -235,6 +238,8 @@ def _fp8_rows(given: Mapping[str, Any], place: str) -> Packing:
 
 
 def _modelopt(given: Mapping[str, Any], place: str) -> Packing:
+    inner = given.get("quantization")
+    given = {**given, **inner} if isinstance(inner, Mapping) else given
     algorithm = str(given.get("quant_algo")).upper()
     is_nvfp4 = algorithm == "NVFP4" and given.get("group_size") in (None, _NVFP4.group_size)
     if not is_nvfp4 and algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
@@ -249,6 +254,9 @@ def _modelopt(given: Mapping[str, Any], place: str) -> Packing:
 def _bitsandbytes(given: Mapping[str, Any], place: str) -> Packing:
     if not (given.get("load_in_4bit") or given.get("_load_in_4bit")):
         raise _refusal(place, "bitsandbytes (8 bits)")
+    stored = given.get("bnb_4bit_quant_storage") or "uint8"
+    if stored != "uint8":
+        raise _refusal(place, f"bitsandbytes (bnb_4bit_quant_storage {stored})")
     levels = str(given.get("bnb_4bit_quant_type", "fp4"))
     if levels not in ("nf4", "fp4"):
         raise _refusal(place, f"bitsandbytes ({levels})")

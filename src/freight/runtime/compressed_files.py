@@ -263,15 +263,19 @@ def _with_spared(
 
 def _hash_packing(sources: Mapping[str, TensorSource], formats: Mapping[str, str]) -> str:
     """What a conversion does beside reading the files: config.json says it, too."""
-    done = []
-    for name, dtype in formats.items():
-        own = sources[name].packed
-        if own is None:
-            continue
-        numbers = (own.bits, own.group_size, own.zero_shift, own.first_row, own.head_rows)
-        changes = (own.minus_one, own.logarithms, repr(own.dealt), own.scale)
-        done.append([name, dtype, own.scheme, *numbers, *changes])
+    done = [[name, dtype, *_changes(sources[name])] for name, dtype in formats.items()]
     return hashlib.sha256(json.dumps(done).encode()).hexdigest()
+
+
+def _changes(source: TensorSource) -> list[object]:
+    """What is done to a tensor, and to what it is made of."""
+    own = source.packed
+    if own is None:
+        return []
+    numbers = (own.bits, own.group_size, own.zero_shift, own.first_row, own.every, own.head_rows)
+    changes = (own.minus_one, own.logarithms, own.turned, own.scale, repr(own.dealt))
+    inner = [[name, *_changes(part)] for name, part in own.parts.items() if part.packed]
+    return [own.scheme, *numbers, *changes, inner]
 
 
 def _key(marks: Mapping[str, str]) -> str:

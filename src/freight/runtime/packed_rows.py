@@ -51,7 +51,7 @@ def packed_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iter
     assert source.packed is not None
     number_format = find_compressed(source.dtype)
     if number_format is None:
-        yield from _plain_rows(files, source, source.packed)
+        yield from _plain_rows(files, name, source, source.packed)
         return
     if isinstance(number_format, MicroFloats):
         yield from _micro_rows(files, source, source.packed)
@@ -185,15 +185,23 @@ def _scales_of(
 
 
 def _plain_rows(
-    files: CheckpointFiles, source: TensorSource, packed: Packed
+    files: CheckpointFiles, name: str, source: TensorSource, packed: Packed
 ) -> Iterator[torch.Tensor]:
     """Rows that are not quantised, but were changed."""
     if packed.scheme == HALVES:
         yield from _joined_rows(files, source, packed)
         return
     if packed.scheme == ADAPTED:
+        part = packed.parts["rows"]
         for summed in _adapted_rows(files, source, packed):
-            yield summed.to(_TYPES[source.dtype]).view(torch.uint8)
+            rounded = summed.to(_TYPES[source.dtype])
+            if not bool(torch.isfinite(rounded).all()):
+                raise ModelError(
+                    f"The adapter was to be added to {name} of {part.path.name}.",
+                    f"That makes numbers that are infinite, or none, in {source.dtype}.",
+                    "Fetch the model and the adapter again, or merge them in a wider type.",
+                )
+            yield rounded.view(torch.uint8)
         return
     rows = _turned_rows if packed.turned else _raw_rows
     for raw in rows(files, source, packed):
