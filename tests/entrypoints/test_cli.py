@@ -365,8 +365,11 @@ def test_the_hub_is_asked_for_what_is_needed(
 ) -> None:
     weights = ["model-00001-of-00002.safetensors", "model.safetensors"]
     others = ["consolidated.safetensors", "original/model.safetensors", "pytorch_model.bin"]
+    others.append("checkpoint-500/adapter_model.safetensors")
 
-    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def download(
+        hub_id: str, *, revision: None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         wanted = filter_repo_objects(
             weights + others, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )

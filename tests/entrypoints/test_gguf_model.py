@@ -527,7 +527,9 @@ def test_the_hub_is_asked_for_one_kind(
     parts = [f"Q8_0/big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
     repository = tmp_path / "hub"
 
-    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def download(
+        hub_id: str, *, revision: None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         assert hub_id == "owner/name"
         names = filter_repo_objects(
             published + parts, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns

@@ -16,18 +16,13 @@ from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, PretrainedConfig, PreTrainedModel
 
 from freight.errors import InputError, ModelError
-from freight.kernels.grouped import CompressedRows, dequantise
-from freight.memory.disk import Traffic
-from freight.memory.tier import host_arena
 from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.compression import announced_formats, packed_formats
 from freight.model.config import read_config
-from freight.model.number_format import LevelFloats, MicroFloats, find_compressed
-from freight.quantities import align_up
-from freight.runtime.compressed_files import compressed_sources
-from freight.runtime.loaders import CheckpointFiles, bounce_bytes
+from freight.model.number_format import LevelFloats, MicroFloats
 
 from . import tiny
+from .test_engine_packed import NAMES, plain_tensors
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 5
@@ -183,38 +178,6 @@ def make(directory: Path, way: Way, config: PretrainedConfig | None = None) -> P
     raw["quantization_config"] = way.said
     (directory / "config.json").write_text(json.dumps(raw))
     return model
-
-
-def plain_tensors(directory: Path, kept: Path) -> Tensors:
-    """What is converted, as the engine's loops make it plain, by logical names."""
-    config = read_config(directory)
-    sources = compressed_sources(
-        config, resolve(config, directory), None, directory=kept, say=lambda _: None
-    )
-    size = bounce_bytes(sources)
-    files = CheckpointFiles(sources, Traffic(), host_arena(align_up(size, 4096)).take(size, "test"))
-    found = {}
-    for name, source in sources.items():
-        own = find_compressed(source.dtype)
-        if isinstance(own, LevelFloats | MicroFloats):
-            rows, columns = source.shape
-            raw = torch.empty(rows, own.row_bytes(columns), dtype=torch.uint8)
-            files.fill(name, 0, raw)
-            found[name] = torch.empty(rows, columns)
-            dequantise(CompressedRows(raw=raw, columns=columns, number_format=own), found[name])
-    files.close()
-    return found
-
-
-NAMES = {
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -35,7 +35,7 @@ from freight.memory.tier import host_arena
 from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.compression import announced_formats, packed_formats
 from freight.model.config import read_config
-from freight.model.number_format import EightFloats, Grouped, MicroFloats, find_compressed
+from freight.model.number_format import EightFloats, MicroFloats, RowFormat, find_compressed
 from freight.quantities import align_up
 from freight.runtime import device
 from freight.runtime.compressed_files import compressed_sources
@@ -189,7 +189,7 @@ def plain_tensors(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
         if own is None:
             files.fill(name, 0, torch.atleast_2d(found[name]))
             continue
-        assert isinstance(own, Grouped | MicroFloats | EightFloats)
+        assert isinstance(own, RowFormat)
         rows, columns = source.shape
         raw = torch.empty(rows, own.row_bytes(columns), dtype=torch.uint8)
         files.fill(name, 0, raw)

@@ -6,21 +6,20 @@ tensors.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from freight.entrypoints.made_directory import kept_in, key_of, make_directory
 from freight.errors import InputError, ModelError
 from freight.model.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapter
 from freight.model.gguf_tensors import find_gguf
 
 __all__ = ["base_of", "directory_with_adapter", "is_made"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_KIND: Final = "adapted"
 _TOKENIZER: Final = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -63,7 +62,7 @@ def base_of(adapter_dir: Path) -> tuple[str, str | None]:
 
 def is_made(directory: Path) -> bool:
     """Whether it is such a directory, which has both."""
-    return directory.absolute().parent == _kept().absolute()
+    return directory.absolute().parent == kept_in(_KIND).absolute()
 
 
 def directory_with_adapter(model_dir: Path, adapter_dir: Path) -> Path:
@@ -87,24 +86,10 @@ def directory_with_adapter(model_dir: Path, adapter_dir: Path) -> Path:
             "Give the model that it was trained on; --weight-bits 4 makes it small here.",
         )
     links = _links(model_dir.resolve(), adapter_dir.resolve())
-    own = _kept() / _key(links)
+    own = kept_in(_KIND) / key_of([str(_VERSION)], links.items())
     if own.is_dir():
         return own
-    draft = own.with_name(f"{own.name}.{os.getpid()}")
-    try:
-        draft.mkdir(parents=True)
-        for name, target in links.items():
-            (draft / name).symlink_to(target)
-        draft.replace(own)
-    except OSError as error:
-        if not own.is_dir():  # another process may have made it in the meantime
-            raise InputError(
-                f"A directory for a model with an adapter was to be made in {own.parent}.",
-                f"The system refused: {error.strerror}.",
-                "Set XDG_CACHE_HOME to a directory that can be written.",
-            ) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    make_directory(own, links, {}, what="A directory for a model with an adapter")
     return own
 
 
@@ -124,17 +109,3 @@ def _links(model_dir: Path, adapter_dir: Path) -> dict[str, Path]:
 def _poolings(directory: Path) -> list[str]:
     """Directories of what sentence-transformers does behind a model."""
     return [path.name for path in sorted(directory.glob("[0-9]_*")) if path.is_dir()]
-
-
-def _kept() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "freight" / "adapted"
-
-
-def _key(links: Mapping[str, Path]) -> str:
-    """Other files make another directory."""
-    marks = [str(_VERSION)]
-    for name, path in links.items():
-        stat = path.stat()
-        marks += [name, str(path), str(stat.st_size), str(stat.st_mtime_ns)]
-    return hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:24]

@@ -6,16 +6,13 @@ The directory has links to the file and to what does lie beside it. Knows files,
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from freight.errors import InputError
+from freight.entrypoints.made_directory import kept_in, key_of, make_directory
 from freight.model.gguf import parts_of, read_gguf
 from freight.model.gguf_architectures import ARCHITECTURES
 from freight.model.gguf_config import config_of_gguf
@@ -28,7 +25,7 @@ from freight.runtime.tokenizer import has_tokenizer
 
 __all__ = ["describes_itself", "directory_of_gguf", "has_config", "why_no_tokenizer"]
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 _MISSING: Final = "tokenizer.missing"
 """Where the directory says why it has no tokenizer."""
 _BESIDE: Final = (
@@ -50,7 +47,10 @@ def directory_of_gguf(path: Path) -> Path:
     found = [path.parent / name for name in _BESIDE if (path.parent / name).is_file()]
     if not has_config(path.parent) or describes_itself(path):
         found = [beside for beside in found if beside.name != "config.json"]
-    own = _kept() / _key(path, [*parts[1:], *found])
+    # The library makes some tokenizers.
+    marks = (str(_VERSION), str(importlib.util.find_spec("transformers") is not None))
+    files = [("", beside) for beside in (path, *parts[1:], *found)]
+    own = kept_in("gguf") / key_of(marks, files)
     if own.is_dir():
         return own
     file = read_gguf(path, with_arrays=True)
@@ -64,24 +64,9 @@ def directory_of_gguf(path: Path) -> Path:
             made[_MISSING] = {"why": absence_of_tokenizer(file)}
     if "tokenizer_config.json" not in names:
         made["tokenizer_config.json"] = tokenizer_config_of_gguf(file)
-    draft = own.with_name(f"{own.name}.{os.getpid()}")
-    try:
-        draft.mkdir(parents=True)
-        for beside in (*parts, *found):
-            (draft / beside.name).symlink_to(beside)
-        for name, content in made.items():
-            if content is not None:
-                (draft / name).write_text(json.dumps(content), "utf-8")
-        draft.replace(own)
-    except OSError as error:
-        if not own.is_dir():  # another process may have made it in the meantime
-            raise InputError(
-                f"A configuration for {path.name} was to be kept in {own.parent}.",
-                f"The system refused: {error.strerror}.",
-                "Set XDG_CACHE_HOME to a directory that can be written.",
-            ) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    texts = {name: json.dumps(content) for name, content in made.items() if content is not None}
+    links = {beside.name: beside for beside in (*parts, *found)}
+    make_directory(own, links, texts, what=f"A configuration for {path.name}")
     return own
 
 
@@ -107,18 +92,3 @@ def describes_itself(path: Path) -> bool:
     """Whether the file is read by its own numbers, whatever lies beside it."""
     own = ARCHITECTURES.get(read_gguf(path).architecture)
     return own is not None and own.describes_itself
-
-
-def _kept() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "freight" / "gguf"
-
-
-def _key(path: Path, beside: list[Path]) -> str:
-    """Another file, or other files beside it, make another directory, and so does the library that
-    makes some tokenizers."""
-    marks = [str(_VERSION), str(importlib.util.find_spec("transformers") is not None)]
-    for file in (path, *beside):
-        stat = file.stat()
-        marks += [str(file), str(stat.st_size), str(stat.st_mtime_ns)]
-    return hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:24]

@@ -38,7 +38,7 @@ from freight.model.recurrent_steps import Convolve, DeltaRule, Scan
 from freight.model.tiles import TOKENS_OF_A_LAUNCH
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
-from freight.runtime.plain_trials import plain_trial
+from freight.runtime.plain_trials import float_rows, plain_trial
 from freight.runtime.recurrence_trials import convolution_trial, recurrence_trial
 from freight.runtime.trial_numbers import Trial, trial_numbers
 
@@ -147,11 +147,15 @@ def try_kernels(
     unpacked = [step for step in heads.values() if step.kv_format is None]
     formats = {*rows, *(step.kv_format for step in kept if step.kv_format is not None)}
 
+    def grouped(own: Grouped) -> Trial:
+        return plain_trial(lambda count: _rows(own, count, device), _NUM_ROWS, dtype)
+
     def plain(kind: type[Compressed]) -> list[Trial]:
-        return [plain_trial(own, device, dtype) for own in kinds if isinstance(own, kind)]
+        own = [partial(float_rows, each, device=device) for each in kinds if isinstance(each, kind)]
+        return [plain_trial(rows_of, _NUM_ROWS, dtype) for rows_of in own]
 
     trials: dict[str, tuple[Sequence[Trial], float]] = {
-        "make_plain": ([_plain(own, device, dtype) for own in formats], 0.0),
+        "make_plain": ([grouped(own) for own in formats], 0.0),
         "make_exponents_plain": (plain(ShortExponents), 0.0),
         "make_micro_plain": (plain(MicroFloats), 0.0),
         "make_eights_plain": (plain(EightFloats), 0.0),
@@ -215,17 +219,6 @@ def _rows(own: Grouped, num_rows: int, device: torch.device) -> CompressedRows:
         factors = raw[:, border:].view(torch.float16).float().contiguous() / 3
         raw = torch.cat([raw[:, :border], factors.view(torch.uint8)], dim=1)
     return CompressedRows(raw=raw, columns=columns, number_format=own)
-
-
-def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> Trial:
-    def trial() -> Iterator[torch.Tensor]:
-        for num_rows in _NUM_ROWS:
-            rows = _rows(own, num_rows, device)
-            out = torch.empty(rows.shape, dtype=dtype, device=device)
-            dequantise(rows, out)
-            yield out
-
-    return trial
 
 
 def _product(own: Grouped, device: torch.device, dtype: torch.dtype) -> Trial:

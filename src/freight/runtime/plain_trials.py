@@ -1,9 +1,9 @@
-"""Rows that are not integers in groups made plain on a device, as kernels are tried: a few of every
-size, of numbers that the reference and a kernel find alike."""
+"""Rows made plain on a device, as kernels are tried: a few, of numbers that the reference and a
+kernel find alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import torch
@@ -23,28 +23,29 @@ from freight.model.number_format import (
 )
 from freight.runtime.trial_numbers import Trial, trial_numbers
 
-__all__ = ["plain_trial"]
+__all__ = ["float_rows", "plain_trial"]
 
-_NUM_ROWS: Final = (70, 128)
-"""Of matrices: numbers that 16 divides have code of their own."""
 _COLUMNS: Final = 320
 _MICRO_COLUMNS: Final = 96
 
 
-def plain_trial(own: Compressed, device: torch.device, dtype: torch.dtype) -> Trial:
-    """What becomes of such rows."""
+def plain_trial(
+    rows_of: Callable[[int], CompressedRows], counts: Iterable[int], dtype: torch.dtype
+) -> Trial:
+    """What becomes of so many rows."""
 
     def trial() -> Iterator[torch.Tensor]:
-        for num_rows in _NUM_ROWS:
-            rows = _rows(own, num_rows, device)
-            out = torch.empty(rows.shape, dtype=dtype, device=device)
+        for count in counts:
+            rows = rows_of(count)
+            out = torch.empty(rows.shape, dtype=dtype, device=rows.raw.device)
             dequantise(rows, out)
             yield out
 
     return trial
 
 
-def _rows(own: Compressed, num_rows: int, device: torch.device) -> CompressedRows:
+def float_rows(own: Compressed, num_rows: int, device: torch.device) -> CompressedRows:
+    """Rows of such a format, with numbers that all types have."""
     dice = torch.Generator().manual_seed(0)
     columns, kept = _COLUMNS, own
     if isinstance(own, ShortExponents):
