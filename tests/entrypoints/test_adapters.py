@@ -167,6 +167,7 @@ def test_a_plan_counts_what_is_kept(
     adapter: tuple[Path, PreTrainedModel], capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory, _ = adapter
-    for model, is_kept in ((str(directory), True), (str(MODEL_DIR), False)):
-        assert main(["plan", "-m", model, "--machine", "t4", "--rows", "10"]) == 0
+    own, base = str(directory), str(MODEL_DIR)
+    for model, is_kept in (([own], True), ([base], False), ([base, "--lora", own], True)):
+        assert main(["plan", "-m", *model, "--machine", "t4", "--rows", "10"]) == 0
         assert ("compressed copy" in capfd.readouterr().out) == is_kept

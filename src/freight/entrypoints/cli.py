@@ -310,6 +310,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="MODEL",
         help="config.json, a directory, a GGUF file, or a bundled name",
     )
+    add_lora(parser)
     parser.add_argument(
         "--machine",
         action="append",

@@ -67,7 +67,7 @@ _USABLE_SHARE: Final = 0.95
 
 def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
-    config, stored = _find_model(arguments.model, arguments.task)
+    config, stored = _find_model(arguments.model, arguments.task, arguments.lora)
     machines = [*_find_machines([*arguments.machine, *arguments.compare])]
     workload, wishes = read_workload(arguments, config), _read_wishes(arguments)
     workload = workload.as_shared() if wishes.shares_prefixes else workload.as_alone()
@@ -241,18 +241,21 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
     )
 
 
-def _find_model(name: str | None, task: str) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
+def _find_model(
+    name: str | None, task: str, lora: str | None
+) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
     """A bundled one by name, a config.json, or a model's directory or GGUF file; the tensors where
     they are there and quantised."""
-    if name is not None and (config := find_bundled(name)) is not None:
+    if lora is None and name is not None and (config := find_bundled(name)) is not None:
         return for_task(config, task), {}
     name = check_model(name, "A plan is for a model.")
     path = Path(name)
-    if path.name == "config.json" or not (path.is_dir() or path.suffix == ".gguf"):
+    is_described = path.name == "config.json" or not (path.is_dir() or path.suffix == ".gguf")
+    if lora is None and is_described:
         return for_task(read_config(path), task), {}
     from freight.entrypoints.model_source import find_model
 
-    path = find_model(name)
+    path = find_model(name, lora)
     config = for_task(read_config(path), task)
     is_changed = config.packing is not None or has_adapter(path)
     is_packed = is_changed and any(path.glob("*.safetensors"))

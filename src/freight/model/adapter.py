@@ -378,8 +378,7 @@ def _add(
     down, up = parts["down"], parts["up"]
     upright = (up.shape[0], down.shape[1])
     # A table's are for the columns that its rows are.
-    turned = "table" in parts or own.shape == upright[::-1]
-    turned = turned and (is_turned or "table" in parts or own.shape != upright)
+    turned = is_turned or "table" in parts
     if own.shape != (upright[::-1] if turned else upright):
         return f"is a matrix of {list(own.shape)} in the model, and of {list(upright)} here"
     rows = own if own.packed is None else own.packed.parts["rows"]
