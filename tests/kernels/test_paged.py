@@ -265,6 +265,52 @@ def test_single_queries(case: Case) -> None:
     torch.testing.assert_close(found_sums.double(), sums, rtol=1e-5, atol=2e-5)
 
 
+DAMAGED = replace(PAIRS, kv_lens=[70, 33, 90], shape=(4, 2, 64))
+
+
+@pytest.mark.usefixtures("least_queries")
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_what_is_no_number_is_seen_by_its_row_and_head_alone(
+    part: str, share: float, dtype: torch.dtype, softcap: float | None
+) -> None:
+    """Wherever it is; of a value that is not among the chosen nothing is seen."""
+    case = replace(DAMAGED, dtype=dtype, softcap=softcap, share=share)
+    whole = Run(case)
+    whole.append()
+    rest, _ = whole.attend()
+    for place in (71, 71 + 20, 71 + 33):
+        run = Run(case)
+        getattr(run, part)[place, 1, 5] = math.nan
+        run.append()
+        found, _ = run.attend()
+        damaged = found.isnan()
+        own_heads = damaged[1, 2:]
+        assert (share < 1 and part == "v") or own_heads.any(-1).all()
+        damaged[1, 2:] = False
+        assert not damaged.any()
+        for row, head in ((0, 0), (0, 3), (1, 1), (2, 2)):
+            torch.testing.assert_close(found[row, head], rest[row, head], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.inf, 3e38, -math.inf, -3e38])
+def test_scores_that_overflow_make_no_numbers(
+    value: float, dtype: torch.dtype, several: bool
+) -> None:
+    """Where all are minus infinity weights are alike, or there are none: nothing is raised."""
+    counts = (70, 33, 90) if several else ()
+    run = Run(replace(DAMAGED, dtype=dtype, num_new=counts))
+    run.k.fill_(value)
+    run.q.fill_(-100.0)
+    run.append()
+    found, _ = run.attend_several() if several else run.attend()
+    assert value > 0 or not found.isfinite().any()
+
+
 @pytest.mark.usefixtures("least_queries")
 @pytest.mark.parametrize("window", [None, 4500])
 @pytest.mark.parametrize("softcap", [None, 2.0])

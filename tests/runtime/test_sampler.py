@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
-from freight.errors import ModelError
 from freight.model.batch import RowKey
 from freight.runtime import sampler
 from freight.runtime.penalties import History
@@ -219,8 +218,8 @@ def test_seeds_are_numbers_of_64_bits() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_refused(value: float, temperature: float) -> None:
-    logits = torch.zeros(2, 4)
-    logits[1, 2] = value
-    with pytest.raises(ModelError, match="first: row 1"):
-        sample(logits, [SamplingParams(temperature=temperature)] * 2, [0, 0])
+def test_of_logits_that_are_no_numbers_no_token_is_chosen(value: float, temperature: float) -> None:
+    logits = torch.zeros(3, 4)
+    logits[1, 2], logits[2, 3] = value, 50.0
+    found = sample(logits, [SamplingParams(temperature=temperature)] * 3, [0, 0, 0])
+    assert found[0] != sampler.NO_TOKEN == found[1] and found[2] == 3

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.errors import ModelError
 from freight.runtime import scores
 from freight.runtime.scores import STATE_COLUMNS, RunningScores, ScoreLog, Scores, score
 
@@ -73,9 +72,11 @@ def test_a_log_keeps_what_its_row_asks_for() -> None:
     assert len(kept) == 3
 
 
-def test_logits_that_are_no_numbers_are_refused() -> None:
-    running = RunningScores(torch.zeros(1, STATE_COLUMNS + 2))
+def test_logits_that_are_no_numbers_have_no_scores_and_others_beside_them_have() -> None:
+    running = RunningScores(torch.zeros(2, STATE_COLUMNS + 2))
     running.clear()
-    running.merge(0, torch.full((1, 4), torch.nan), 0, torch.tensor([1]))
-    with pytest.raises(ModelError, match="1 tokens of prompts were to be scored"):
-        running.result()
+    logits = torch.tensor([[0.0, torch.nan, 1.0, 2.0], [0.0, 3.0, 1.0, 2.0]])
+    running.merge(0, logits.clone(), 0, torch.tensor([3, 1]))
+    found = running.result().logprobs
+    assert not np.isfinite(found[0])
+    assert found[1] == pytest.approx(float(logits[1].log_softmax(0)[1]))

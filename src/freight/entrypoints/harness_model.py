@@ -26,6 +26,7 @@ from tqdm import tqdm
 from freight.entrypoints.llm import LLM
 from freight.errors import InputError
 from freight.jobs.spool import derive_seed
+from freight.runtime.failures import demand_numbers
 from freight.runtime.params import SamplingParams
 from freight.runtime.tokenizer import Tokenizer
 
@@ -177,6 +178,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         for (texts, _, _), answer in zip(
             requests, _watched(answers, len(pairs), "scoring", disable_tqdm), strict=True
         ):
+            demand_numbers(answer, f"Request {answer.index}")
             found.append((answer.log_likelihood, answer.is_greedy))
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, found[-1])
@@ -227,6 +229,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             _watched(answers, len(prompts), "answering", disable_tqdm),
             strict=True,
         ):
+            demand_numbers(answer, f"Request {answer.index}")
             texts.append(self._without_thoughts(answer.text, stop))
             self.cache_hook.add_partial("generate_until", request.args, texts[-1])
         return texts

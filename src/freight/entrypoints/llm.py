@@ -62,6 +62,7 @@ from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
 from freight.model.number_format import GROUP_SIZE
 from freight.model.task import for_task, refuse_other
+from freight.runtime.failures import demand_numbers, refuse_where_all_fail
 from freight.runtime.request import Completion
 from freight.runtime.tokenizer import Tokenizer
 
@@ -232,7 +233,8 @@ class LLM:
         they are; token ids wait in a temporary file. Raises ``InputError`` before anything runs
         if any of them is unusable. The model is loaded when the first answer is asked for, and
         given back when the iterator ends or is closed; but weights in RAM that a CPU computes with
-        are kept for the next call until ``close``.
+        are kept for the next call until ``close``. A prompt for which the model computes no numbers
+        has the ``finish_reason`` "error"; where all have, a ``ModelError`` is raised.
         """
         refuse_other(self._config.readout, "generate", "Answers to prompts were asked for.")
         return self._start(as_prompts(prompts), prompt_record, either(params, sampling_params))
@@ -306,6 +308,7 @@ class LLM:
         reading = replace(reading, form=form.stated(reading.readout, reading.size))
 
         def made(spool: Spool, completion: Completion) -> Embedding | Classification:
+            demand_numbers(completion, f"Prompt {completion.index}")
             own = spool.form(completion.index) or reading.form
             return read_completion(completion, reading.readout, own)
 
@@ -383,7 +386,8 @@ class LLM:
             keeper=self._keeper,
         )
         with closing(engine):
-            for completion in engine.run(spool.request(int(index)) for index in order):
+            requests = (spool.request(int(index)) for index in order)
+            for completion in refuse_where_all_fail(engine.run(requests)):
                 waiting[completion.index] = completion
                 while next_index in waiting:
                     yield waiting.pop(next_index)

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from freight.entrypoints.llm import LLM
 from freight.errors import FreightError, InputError
 from freight.jobs.readings import Classification, Embedding
+from freight.runtime.failures import no_numbers
 from freight.runtime.params import SamplingParams
 from freight.runtime.request import Completion
 
@@ -152,6 +153,11 @@ class BatchAnswerer:
         }
 
     def _columns(self, answers: list[Any], errors: list[str]) -> Batch:
+        failure = _reason(no_numbers("The row was computed."))
+        errors = [
+            failure if answer and answer.has_failed else error
+            for answer, error in zip(answers, errors, strict=True)
+        ]
         found = {
             "text": _texts([answer.text if answer else "" for answer in answers]),
             "prompt_tokens": _counts(answers, "num_prompt_tokens"),

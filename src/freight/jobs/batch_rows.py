@@ -60,10 +60,12 @@ def batch_reading_row(
     return _response(completion, custom_id, body)
 
 
-def batch_error_row(index: int, custom_id: RowId | None, message: str) -> bytes:
+def batch_error_row(
+    index: int, custom_id: RowId | None, message: str, *, code: str = "invalid_request"
+) -> bytes:
     """The line of a request that could not be used, without its newline. One that could not be
     read is nameless."""
-    error = {"code": "invalid_request", "message": message}
+    error = {"code": code, "message": message}
     return _envelope(str(index), custom_id, response=None, error=error)
 
 

@@ -25,6 +25,7 @@ from freight.jobs.resume import Resumption
 from freight.jobs.spec import Engine, JobReport, JobSpec, Observer
 from freight.jobs.spool import Indices, Spool
 from freight.plan.workload import Workload
+from freight.runtime.failures import no_numbers, refuse_where_all_fail
 from freight.runtime.request import Completion, Request
 from freight.runtime.tokenizer import Tokenizer
 
@@ -130,8 +131,10 @@ def _answer(
     try:
         _record_failed(spool, journal, output, observer)
         requests = (spool.request(int(index)) for index in pending)
-        for completion in engine.run(requests):
-            journal.append(completion.index, write(completion))
+        has_answers = journal.num_done > journal.num_failed
+        for completion in refuse_where_all_fail(engine.run(requests), has_answers=has_answers):
+            failed = completion.has_failed
+            journal.append(completion.index, write(completion), failed=failed)
             output.emit()
             tally.add(completion)
             observer.on_row(num_new_tokens=completion.num_new_tokens)
@@ -152,7 +155,15 @@ def _answer(
 
 def _writer(spool: Spool, reading: Reading | None) -> Callable[[Completion], bytes]:
     """What makes output rows of answers."""
-    return partial(_answer_row, spool) if reading is None else partial(_read_row, spool, reading)
+    written = partial(_answer_row, spool) if reading is None else partial(_read_row, spool, reading)
+
+    def write(completion: Completion) -> bytes:
+        if completion.has_failed:
+            error = str(no_numbers("The row was computed."))
+            return _error_row(spool, completion.index, error, code="server_error")
+        return written(completion)
+
+    return write
 
 
 def _answer_row(spool: Spool, completion: Completion) -> bytes:
@@ -172,9 +183,9 @@ def _read_row(spool: Spool, reading: Reading, completion: Completion) -> bytes:
     return reading_row(row_id, completion, reading, form)
 
 
-def _error_row(spool: Spool, index: int, error: str) -> bytes:
+def _error_row(spool: Spool, index: int, error: str, code: str = "invalid_request") -> bytes:
     if spool.batch(index) is not None:
-        return batch_error_row(index, spool.own_id(index), error)
+        return batch_error_row(index, spool.own_id(index), error, code=code)
     return error_row(spool.row_id(index), error)
 
 

@@ -18,6 +18,7 @@ from freight.kernels.attention_steps import (
     PageShape,
     cap,
     head_at,
+    inverse,
     make_plain,
     stretch_at,
     weigh,
@@ -107,7 +108,8 @@ def _number_at(rank):  # type: ignore[no-untyped-def]
 @uncounted
 def _choose(scores, base, count, length, keep, chosen):  # type: ignore[no-untyped-def]
     """The ``keep`` places with the highest of ``count`` scores, in order, into ``chosen``; the
-    others become minus infinity. Up to ``length`` there are only such."""
+    others become minus infinity. Up to ``length`` there are only such. What is no number counts as
+    highest, and stays."""
     # Numbers are halved until just ``keep`` scores are above one, or, where some are equal, until
     # it is the smallest that fewer are above.
     low, high = np.uint32(0), np.uint32(0xFF800000)
@@ -128,11 +130,12 @@ def _choose(scores, base, count, length, keep, chosen):  # type: ignore[no-untyp
         is_equal = scores[at] == border and equal > U(0)
         if is_equal:
             equal -= U(1)
-        if scores[at] > border or is_equal:
+        is_below = scores[at] <= border and not is_equal
+        if is_below:
+            scores[at] = F(-np.inf)
+        elif found < keep:  # more than that only where scores are no numbers
             chosen[found] = U(place)
             found += U(1)
-        else:
-            scores[at] = F(-np.inf)
 
 
 @uncounted
@@ -188,7 +191,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 _choose(scores, base, seen, length, keep, chosen)
             weight, highest = weigh(scores, base, length)
             lses[U(job) * count + U(query)] = highest + np.log(weight)
-            factor = F(1.0) / weight
+            factor = inverse(weight)
             for place in range(0, length, WIDTH):
                 at = base + U(place)
                 store(scores, at, multiply(load(scores, at), splat(factor)))

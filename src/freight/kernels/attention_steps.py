@@ -40,6 +40,7 @@ __all__ = [
     "cap",
     "exponential",
     "head_at",
+    "inverse",
     "make_plain",
     "power_of_two",
     "sixteen_at",
@@ -168,9 +169,9 @@ def stretch_at(shape, pages, position, end, offset, after):  # type: ignore[no-u
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def exponential(x):  # type: ignore[no-untyped-def]
-    """e^x to 2 units in the last place, for x up to 88; as at -87 below that. The polynomial is
-    that of the Cephes library."""
-    x = larger(x, splat(F(-87.0)))
+    """e^x to 2 units in the last place, for x up to 88; as at -87 below that; of no number none.
+    The polynomial is that of the Cephes library."""
+    x = larger(splat(F(-87.0)), x)
     power = rounded(multiply(x, splat(F(1.4426950408889634))))
     rest = multiply_add(power, splat(F(-0.693359375)), x)
     rest = multiply_add(power, splat(F(2.12194440e-4)), rest)
@@ -186,9 +187,10 @@ def exponential(x):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def power_of_two(x):  # type: ignore[no-untyped-def]
-    """2^x to 3 units in the last place, for x from -126 to 127; 0 far below. The polynomial is
-    the one of its degree, 1 at 0, whose largest relative error is least (by linear programming)."""
-    x = larger(x, splat(_LEAST_POWER))
+    """2^x to 3 units in the last place, for x from -126 to 127; 0 far below; of no number none. The
+    polynomial is the one of its degree, 1 at 0, whose largest relative error is least (by linear
+    programming)."""
+    x = larger(splat(_LEAST_POWER), x)
     power = rounded(x)
     rest = subtract(x, power)
     series = splat(F(0.0013274633))
@@ -199,14 +201,20 @@ def power_of_two(x):  # type: ignore[no-untyped-def]
     return scaled(multiply_add(series, rest, splat(F(1.0))), power)
 
 
+@njit(cache=True, error_model="numpy", **UNCOUNTED)
+def inverse(number):  # type: ignore[no-untyped-def]
+    """1 / number; infinite where that is 0, as where all scores are minus infinity."""
+    return F(1.0) / number
+
+
 @uncounted
 def cap(scores, start, count, limit):  # type: ignore[no-untyped-def]
     """limit tanh(score / limit), in place."""
     one, two = splat(F(1.0)), splat(F(2.0))
     for place in range(0, count, WIDTH):
         at = start + U(place)
-        x = larger(quotient(load(scores, at), splat(limit)), splat(F(-40.0)))
-        x = subtract(splat(F(0.0)), larger(subtract(splat(F(0.0)), x), splat(F(-40.0))))
+        x = larger(splat(F(-40.0)), quotient(load(scores, at), splat(limit)))
+        x = subtract(splat(F(0.0)), larger(splat(F(-40.0)), subtract(splat(F(0.0)), x)))
         grown = exponential(add(x, x))
         capped = subtract(one, quotient(two, add(grown, one)))
         store(scores, at, multiply(capped, splat(limit)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import cap, head_at, sixteen_at, weigh
+from freight.kernels.attention_steps import cap, head_at, inverse, sixteen_at, weigh
 from freight.kernels.cache_lines import prefetch_further, whole_lines
 from freight.kernels.compiled import uncounted
 from freight.kernels.llvm import WIDTH
@@ -234,7 +234,7 @@ def _weigh(scores, base, seen, scale, limit):  # type: ignore[no-untyped-def]
     for token in range(end - begin, length):
         scores[base + U(token)] = F(-np.inf)
     weight, highest = weigh(scores, base, length)
-    factor = splat(F(1.0) / weight)
+    factor = splat(inverse(weight))
     for place in range(base, base + length, _WIDTH):
         store(scores, place, multiply(load(scores, place), factor))
     return highest + np.log(weight)

@@ -10,7 +10,15 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import LOG_2, LOG_E, cap, head_at, power_of_two, token_at
+from freight.kernels.attention_steps import (
+    LOG_2,
+    LOG_E,
+    cap,
+    head_at,
+    inverse,
+    power_of_two,
+    token_at,
+)
 from freight.kernels.cache_lines import prefetch, prefetch_further, whole_lines
 from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
@@ -377,7 +385,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 for own_lane in range(lane, lane + apart):
                     total += totals[own_lane]
                 lses[own + member] = tops[lane] * LOG_2 + np.log(total)
-                share = splat(F(1.0) / total)
+                share = splat(inverse(total))
                 for column in range(U(0), width, _WIDTH):
                     source = (column + member) * _WIDTH
                     target = (own + member) * width + column

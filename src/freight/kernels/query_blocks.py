@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import LOG_2, LOG_E, head_at, make_plain, power_of_two
+from freight.kernels.attention_steps import LOG_2, LOG_E, head_at, inverse, make_plain, power_of_two
 from freight.kernels.compiled import uncounted
 from freight.kernels.sixteen_rows import put_largest, put_totals
 from freight.kernels.vectors import (
@@ -239,7 +239,7 @@ def _put_found(out, at, rule, query, count, shape, room, panel):  # type: ignore
     """What was found for these rows, over the sums of their weights, to where they belong."""
     for row in range(count):
         token, head = (query + U(row)) // rule.group, (query + U(row)) % rule.group
-        target, factor = at + token * out.pitch + head * shape.width, F(1.0) / room.sums[row]
+        target, factor = at + token * out.pitch + head * shape.width, inverse(room.sums[row])
         own = U(row) // panel * panel * shape.padded + U(row) % panel * _WIDTH
         whole, apart = shape.width // _WIDTH, panel * _WIDTH
         for column in range(whole):

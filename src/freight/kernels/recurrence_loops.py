@@ -155,7 +155,7 @@ def _softplus(x):  # type: ignore[no-untyped-def]
     series = multiply_add(series, square, splat(F(1.0 / 5.0)))
     series = multiply_add(series, square, splat(F(1.0 / 3.0)))
     series = multiply_add(series, square, splat(F(1.0)))
-    return add(larger(x, nothing), multiply(splat(F(2.0)), multiply(part, series)))
+    return add(larger(nothing, x), multiply(splat(F(2.0)), multiply(part, series)))
 
 
 @uncounted
@@ -165,7 +165,7 @@ def _put_left(a, at, bias, first, width, speed, bound, lefts, place):  # type: i
     for row in range(0, width, WIDTH):
         rate = add(load(a, at + U(row)), load(bias, first + U(row)))
         if bound > F(0.0):
-            steep = larger(multiply(splat(speed), rate), splat(F(-87.0)))
+            steep = larger(splat(F(-87.0)), multiply(splat(speed), rate))
             grown = exponential(subtract(splat(F(0.0)), steep))
             power = quotient(splat(-bound), add(splat(F(1.0)), grown))
         else:

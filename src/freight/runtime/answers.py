@@ -178,6 +178,8 @@ class Answer:
 
     def finish(self, row: Row, ending: Ending) -> Completion | None:
         """Take in a row that has ended; the completion if it was the last one."""
+        if not self._are_numbers(row):
+            ending = "error", None
         logprobs = None
         if row.score_log is not None:
             logprobs = self._logprobs(row.new_ids, row.score_log.result())
@@ -200,6 +202,13 @@ class Answer:
             prompt_logprobs=self._prompt_logprobs(),
             vector=row.vector,
         )
+
+    def _are_numbers(self, row: Row) -> bool:
+        """Of what was computed beside tokens: scores of the prompt, what a readout has made."""
+        vectors = [own.logprobs for own in self._prompt_scores]
+        if row.vector is not None:
+            vectors.append(row.vector)
+        return all(np.isfinite(own).all() for own in vectors)
 
     def _prompt_logprobs(self) -> tuple[Logprob | None, ...] | None:
         if not self.is_scored:

@@ -26,7 +26,8 @@ __all__ = [
     "Vector",
 ]
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
+"""``error``: what the model computed is no number, and nothing of the answer counts."""
 Vector = npt.NDArray[np.float32]
 
 
@@ -124,6 +125,11 @@ class Completion:
     @property
     def finish_reason(self) -> FinishReason:
         return self.outputs[0].finish_reason
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether what the model computed for it is infinite, or no number."""
+        return any(output.finish_reason == "error" for output in self.outputs)
 
     @property
     def scored(self) -> tuple[Logprob, ...]:

@@ -20,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.errors import ModelError
 from freight.model.batch import RowKey
 from freight.runtime.params import SamplingParams
 from freight.runtime.penalties import History, adjust, is_adjusted
 
-__all__ = ["Draw", "sample", "sample_seed", "uniform"]
+__all__ = ["NO_TOKEN", "Draw", "sample", "sample_seed", "uniform"]
+
+NO_TOKEN: Final = -1
+"""In place of a token that cannot be chosen."""
 
 # Bounds the float64 copies of logits to 4 MiB each, which is also where they are fastest.
 _CHUNK_VALUES: Final = 512 * 1024
@@ -64,18 +66,16 @@ class _Settings:
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """One token id per draw, from ``logits`` [R, V], float32.
-
-    Raises ModelError where logits are not numbers.
-    """
+    """One token id per draw, from ``logits`` [R, V], float32: ``NO_TOKEN`` where the highest of
+    them is infinite, or no number."""
     if not draws:
         return []
     greedy = _argmax(logits)
-    _demand_numbers(logits.gather(1, greedy[:, None]).squeeze(1))
-    best = greedy.tolist()
+    are_numbers = logits.gather(1, greedy[:, None]).squeeze(1).isfinite()
+    best = greedy.masked_fill(~are_numbers, NO_TOKEN).tolist()
     tokens: list[int] = [best[draw.place] for draw in draws]
     num_rows = max(1, _CHUNK_VALUES // logits.shape[1])
-    for settings, members in _groups(draws, logits.shape[1]):
+    for settings, members in _groups(draws, tokens, logits.shape[1]):
         for start in range(0, len(members), num_rows):
             part = members[start : start + num_rows]
             chosen = _choose(logits, settings, [draws[i] for i in part])
@@ -138,12 +138,15 @@ def sample_seed(seed: int, sample: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _groups(draws: Sequence[Draw], vocab_size: int) -> Iterator[tuple[_Settings, list[int]]]:
-    """The draws that are not plainly greedy, gathered by equal settings."""
+def _groups(
+    draws: Sequence[Draw], best: Sequence[int], vocab_size: int
+) -> Iterator[tuple[_Settings, list[int]]]:
+    """The draws that are not plainly greedy, gathered by equal settings, where there is a ``best``
+    token to be had."""
     groups: dict[_Settings, list[int]] = {}
     for i, draw in enumerate(draws):
         params = draw.params
-        if params.temperature > 0 or draw.is_adjusted:
+        if best[i] != NO_TOKEN and (params.temperature > 0 or draw.is_adjusted):
             settings = _Settings(
                 temperature=params.temperature,
                 min_p=params.min_p,
@@ -222,13 +225,3 @@ def _survivors(logits: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor,
     values[row, slot] = logits[row, token]
     ids[row, slot] = token
     return values, ids
-
-
-def _demand_numbers(best: torch.Tensor) -> None:
-    bad = (~best.isfinite()).nonzero().flatten().tolist()
-    if bad:
-        raise ModelError(
-            f"Tokens were to be chosen for {len(best)} rows.",
-            f"The logits of {len(bad)} of them hold no finite maximum (first: row {bad[0]}).",
-            "The weights are damaged, or overflow in this number format: try --dtype float32.",
-        )

@@ -24,7 +24,7 @@ from freight.runtime.answers import Ending, NewTokens, Row
 from freight.runtime.drafts import Drafts, Guesses
 from freight.runtime.penalties import History
 from freight.runtime.request import Completion, Request
-from freight.runtime.sampler import Draw
+from freight.runtime.sampler import NO_TOKEN, Draw
 from freight.runtime.tokenizer import Tokenizer
 from freight.runtime.waiting import Waiting
 from freight.runtime.zigzag import ZigZag
@@ -308,6 +308,8 @@ class Scheduler:
     def _take_one(self, row: Row, token_id: int, made: NewTokens, place: int) -> Ending | None:
         """Take one token, whose scores are at ``place``, and those that must follow it; how the row
         ends, if it does."""
+        if token_id == NO_TOKEN:
+            return "error", None
         num_before = len(row.new_ids)
         ending = self._take(row, token_id)
         if row.score_log is None and self._forces:

@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.errors import ModelError
-
 __all__ = ["STATE_COLUMNS", "RunningScores", "ScoreLog", "Scores", "score"]
 
 Floats = npt.NDArray[np.float32]
@@ -85,6 +83,7 @@ def score(logits: torch.Tensor, places: list[int], token_ids: list[int], num_top
     for start in range(0, len(places), num_rows):
         rows = logits[torch.tensor(places[start : start + num_rows], device=logits.device)]
         ids = torch.tensor(token_ids[start : start + num_rows], device=logits.device)
+        ids.clamp_(min=0)  # a row without a token is at its end
         own = rows.gather(1, ids[:, None])
         ranks = (rows > own).sum(dim=-1, keepdim=True) + 1
         top = rows.topk(num_top, dim=-1)
@@ -148,15 +147,8 @@ class RunningScores:
         self._top_ids[rows] = ids.gather(1, order)
 
     def result(self) -> Scores:
-        """The scores, once all chunks are in. Raises ModelError where logits are not numbers."""
+        """The scores, once all chunks are in: no numbers where the logits are none."""
         total = self._best + self._sum.log()
-        num_bad = int((~(self._own - total).isfinite()).sum())
-        if num_bad:
-            raise ModelError(
-                f"{len(total)} tokens of prompts were to be scored.",
-                f"The logits of {num_bad} of them are not finite numbers.",
-                "The weights are damaged, or overflow in this number format: try --dtype float32.",
-            )
         above = (self._top > self._own[:, None]).sum(dim=-1)
         ranks = torch.where(above < self._num_top, above + 1, 0)
         return Scores(

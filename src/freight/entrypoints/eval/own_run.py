@@ -30,6 +30,7 @@ from freight.model.sources import TensorSource
 from freight.plan.layout import WeightLayout
 from freight.plan.page_sizes import near_page_sizes
 from freight.plan.parts import Part
+from freight.runtime.failures import demand_numbers
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, SamplingParams
 
@@ -95,6 +96,7 @@ def _score(engine: Any, spool: Spool, score: Score, progress: Progress) -> dict[
     num_tokens, started_s = 0, time.perf_counter()
     progress.on_start(num_rows=spool.num_rows, num_done=0, status=engine.status)
     for completion in engine.run(spool.request(int(index)) for index in spool.order()):
+        demand_numbers(completion, f"Row {completion.index}")
         score.add(completion, spool.row_id(completion.index))
         num_tokens += completion.num_prompt_tokens + completion.num_new_tokens
         progress.on_row(num_new_tokens=completion.num_new_tokens)
