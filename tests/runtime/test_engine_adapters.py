@@ -155,7 +155,7 @@ CASES = {
         adapter={"target_modules": ["q_a_proj", "kv_b_proj", "o_proj"]},
     ),
     "experts": Case(
-        config=lambda: MixtralConfig(**SMALL, num_local_experts=4),
+        config=lambda: MixtralConfig(**SMALL, num_local_experts=6),
         adapter={"target_modules": ["q_proj", "v_proj"]},
     ),
 }
