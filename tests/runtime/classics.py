@@ -159,25 +159,13 @@ CLASSICS: dict[str, PretrainedConfig] = {
 CLASSICS_REFUSED: dict[str, str] = {
     "apertus": "activations with weights",
     "apertus, biases": "activations with weights",
-    "codegen": "projections stacked in blocks of heads and a head with a bias",
-    "gpt-j": "a head with a bias",
+    "codegen": "projections stacked in blocks of heads",
     "bloom": "scores that sink with the distance and a norm of embeddings",
     "bloom, odd heads": "scores that sink with the distance",
     "mpt": "scores that sink with the distance",
     "mpt, odd heads": "scores that sink with the distance",
-    "granite moe shared": "an MLP beside experts",
-    "granite moe, none shared": "scaled updates or logits",
-    "helium": "rotation of neighbours",
-    "helium, biases": "rotation of neighbours",
-    "hyperclova x": "scaled updates or logits",
-    "hyperclova x, norms before": "scaled updates or logits",
     "olmo": "norms without gains",
     "olmo, a limit": "with a limit",
-    "persimmon": "norms of queries and keys",
-    "phi": "a head with a bias",
-    "phi, norms of heads": "norms of queries and keys",
-    "phi-moe": "a head with a bias",
-    "phi-moe, no biases": "groups or margins",
 }
 """What cannot be cut over ranks, and what is said of it."""
 

@@ -116,6 +116,7 @@ def layer_sizes(
         "J": 2,
         "V": config.vocab_size,
         "N": 1 if experts is None else experts.num_experts,
+        "Q": 1 if experts is None else experts.shared_size,
         "T": 1 if experts is None else new_tokens * experts.per_token / experts.num_experts,
         "S": past + new_tokens,
         "A": past + (new_tokens + 1) / 2,
@@ -128,14 +129,11 @@ def _refuse_unknown(config: ModelConfig) -> None:
         "one part alone": config.parts is not None,
         "gates of what they attend": config.gates_attention,
         "keys kept as latents": config.latent is not None,
-        "norms of what their experts make together": config.norms_sum,
         "heads of several sizes": config.other_heads is not None,
         "several residual streams": config.streams is not None,
         "values that are narrower than keys": config.value_width is not None,
         "experts beside attention": config.parallel and config.experts is not None,
         "scores that sink with the distance": config.slope_span is not None,
-        "an MLP beside their experts": config.experts is not None
-        and config.experts.shared_size > 0,
     }
     what = next((name for name, is_so in kinds.items() if is_so), None)
     if what is None:
@@ -173,7 +171,7 @@ def block(
 ) -> Sharded:
     """A whole layer: norms, attention, MLP or experts, residual stream."""
     weights = attention_weights(mesh, sizes, cut)
-    weights |= _expert_weights(cut) if with_experts else mlp_weights(cut)
+    weights |= _expert_weights(cut, config) if with_experts else mlp_weights(cut)
     writer = Writer(mesh, sizes, {_STREAM: cut.stream}, weights)
     _gather_weights(writer, cut)
     if config.parallel:
@@ -214,16 +212,27 @@ def logits(mesh: Mesh, sizes: Sizes, cut: Cut, *, centred: bool = False) -> Shar
 def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: str) -> str:
     """One part of a serial block; the name of the stream behind it."""
     source, centred = stream, config.has_centred_norms
-    if config.norm_place in ("before", "both"):
+    if config.norm_place in ("before", "both", "experts"):
         source = f"{part} normed"
         writer.norm(source, stream, centred=centred)
     else:
         source = f"{part} input"
         writer.copy(source, stream)
     writer.gather(source, "E", cut.used_inner)
-    {"attention": _attention, "mlp": _mlp, "experts": _experts}[part](writer, cut, source)
+    match part:
+        case "attention":
+            _attention(writer, cut, source)
+        case "mlp":
+            _mlp(writer, cut, source)
+        case _:
+            own = config.experts
+            is_beside = own is not None and own.shared_size > 0
+            _experts(writer, cut, source, "routed" if is_beside else "experts")
+            if own is not None and is_beside:
+                _beside_experts(writer, cut, source, has_share=own.shared_gate)
     writer.scatter(part, "E", cut.used_inner)
-    if config.norm_place in ("both", "update"):
+    places = ("both", "update", "experts") if part == "experts" else ("both", "update")
+    if config.norm_place in places:
         writer.norm(f"{part} out normed", part, centred=centred)
         part = f"{part} out normed"
     out = f"{part} added"
@@ -262,7 +271,7 @@ def _mlp(writer: Writer, cut: Cut, source: str) -> None:
     writer.product("mlp", "gated", "mlp out", "B L E")
 
 
-def _experts(writer: Writer, cut: Cut, source: str) -> None:
+def _experts(writer: Writer, cut: Cut, source: str, out: str) -> None:
     """Rows that are cut by the experts' axes are exchanged; other rows are on all their chips, of
     which each takes what its experts need."""
     exchanged = bool(cut.experts) and set(cut.experts) <= set(cut.rows)
@@ -281,7 +290,24 @@ def _experts(writer: Writer, cut: Cut, source: str) -> None:
     if exchanged:
         back = "".join(axis for axis in cut.rows if axis in cut.experts)
         writer.exchange("expert", "N", "B", back)
-    writer.combine("experts", "expert", "routes")
+    writer.combine(out, "expert", "routes")
+
+
+def _beside_experts(writer: Writer, cut: Cut, source: str, *, has_share: bool) -> None:
+    """An MLP that all tokens take, by a share of its own where it ``has_share``: its sums are as
+    partial as those of the experts, which it comes to."""
+    writer.product("shared hidden", source, "shared in", "B L G Q")
+    writer.scatter("shared hidden", "Q", cut.used_width)
+    writer.activate("shared gated", "shared hidden")
+    writer.gather("shared gated", "Q", cut.used_width)
+    writer.product("shared", "shared gated", "shared out", "B L E")
+    part = "shared"
+    if has_share:
+        writer.product("share", source, "share", "B L")
+        writer.reduce("share", writer.layouts["share"].partial)
+        part = "shared weighed"
+        writer.weigh(part, "shared", "share")
+    writer.add("experts", "routed", part)
 
 
 def _attention(writer: Writer, cut: Cut, source: str) -> None:
@@ -360,10 +386,16 @@ def mlp_weights(cut: Cut) -> dict[str, str]:
     return {"mlp in": f"{width} G {inner}", "mlp out": f"{inner} {width}"}
 
 
-def _expert_weights(cut: Cut) -> dict[str, str]:
+def _expert_weights(cut: Cut, config: ModelConfig) -> dict[str, str]:
     width, inner = _text("E", cut.width), _text("F", _without(cut.inner, cut.experts))
-    experts = _text("N", cut.experts)
+    experts, own = _text("N", cut.experts), config.experts
+    beside: dict[str, str] = {}
+    if own is not None and own.shared_size:
+        whole = _text("Q", cut.inner)
+        beside = {"shared in": f"{width} G {whole}", "shared out": f"{whole} {width}"}
+        beside |= {"share": width} if own.shared_gate else {}
     return {
+        **beside,
         "router": f"{width} N",
         "experts in": f"{experts} {width} G {inner}",
         "experts out": f"{experts} {inner} {width}",

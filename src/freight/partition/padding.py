@@ -72,7 +72,9 @@ def pad(config: ModelConfig, mesh: Mesh, cut: Cut, *, group: int = 1) -> Padding
     if experts is not None:
         # An MLP without experts beside them has its own width.
         narrow = padded_width(experts.intermediate_size)
-        padded = replace(padded, experts=replace(experts, intermediate_size=narrow))
+        beside = padded_width(experts.shared_size)
+        own = replace(experts, intermediate_size=narrow, shared_size=beside)
+        padded = replace(padded, experts=own)
     pairs = {
         "heads": (config.num_heads, heads),
         "columns of the MLP": (config.intermediate_size, width),

@@ -5,8 +5,9 @@ refuses what the algebra does not allow. Knows no model, no chip and no link.
 
 Dims: B rows, L new tokens of a row, E model width, F feed-forward width, G = 2 with a gate and 1
 without, H query heads, K key/value heads, D head width, J = 2 (keys and values), V vocabulary, N
-experts, T tokens that an expert gets of a row. ``sizes`` has them all, and two more that no tensor
-here has: S keys of a row once the new tokens are in, A keys that a new token sees on average.
+experts, T tokens that an expert gets of a row, Q width of the MLP beside experts. ``sizes`` has
+them all, and two more that no tensor here has: S keys of a row once the new tokens are in, A keys
+that a new token sees on average.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ComputeKind = Literal[
     "norm",
     "attend",
     "add",
+    "weigh",
     "copy",
     "dispatch",
     "combine",
@@ -214,6 +216,12 @@ class Writer:
         if a.partial != b.partial:
             pointwise(a, b)
         self._compute("add", out, (one, other), a)
+
+    def weigh(self, out: str, value: str, share: str) -> None:
+        """Times the share of each token, [B, L]; partial sums stay such."""
+        layout, own = self.layouts[value], self.layouts[share]
+        pointwise(own, Layout(own.dims, tuple(map(layout.cut, own.dims))))
+        self._compute("weigh", out, (value, share), layout)
 
     def norm(self, out: str, value: str, *, centred: bool = False) -> None:
         """Over E; where E is cut, chips add up their sums of squares, one number per token, and

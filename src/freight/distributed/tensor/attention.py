@@ -9,7 +9,8 @@ scores that are capped, in the open. Knows no mesh axis by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -18,7 +19,10 @@ import torch.nn.functional as F
 
 from freight.distributed.tensor.cache import KVCache
 from freight.distributed.tensor.moves import own_range
+from freight.distributed.tensor.plain import wide
 from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.distributed.tensor.vectors import HeadNorm, Vectors
+from freight.model.rope_config import RopeConfig
 from freight.model.switches import ModelConfig
 from freight.partition.layout import Layout
 from freight.partition.sharded import Compute
@@ -33,15 +37,15 @@ attended in groups."""
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
     """What the rows of a call bring: ``num_new`` [B] tokens of ``width`` after ``kv_lens`` [B]
-    earlier ones; ``cos`` and ``sin`` [B, L, rotary/2] where positions are rotated. They are the
-    rows ``seats`` [B] of the cache; None: all of them. ``is_fresh``: none has earlier tokens."""
+    earlier ones; ``angles`` are cosines and sines [B, L, rotary/2] of each way in which positions
+    are rotated. They are the rows ``seats`` [B] of the cache; None: all of them. ``is_fresh``: none
+    has earlier tokens."""
 
     width: int
     num_new: torch.Tensor
     kv_lens: torch.Tensor
     seats: torch.Tensor | None = None
-    cos: torch.Tensor | None = None
-    sin: torch.Tensor | None = None
+    angles: Mapping[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     is_fresh: bool = False
 
     def own(self, rows: range) -> Rows:
@@ -52,8 +56,7 @@ class Rows:
             num_new=self.num_new[part],
             kv_lens=self.kv_lens[part],
             seats=None if self.seats is None else self.seats[part],
-            cos=None if self.cos is None else self.cos[part],
-            sin=None if self.sin is None else self.sin[part],
+            angles={rope: (cos[part], sin[part]) for rope, (cos, sin) in self.angles.items()},
         )
 
     @property
@@ -85,53 +88,68 @@ class Attention:
         """Which tokens of the rows that an own rank has are no padding."""
         return self._rows_of(self._ranks.own[index], cut).real
 
-    def attend(
-        self, step: Compute, queries: Parts, keys: Parts, gains: Mapping[str, torch.Tensor]
-    ) -> Parts:
+    def attend(self, step: Compute, queries: Parts, keys: Parts, vectors: Vectors) -> Parts:
         """Queries [B, L, H, D] over keys and values [B, L, J, K, D]; the result lies as the
-        queries."""
+        queries. ``vectors`` has norms of heads and their sinks."""
         made = []
         for index, rank in enumerate(self._ranks.own):
             rows = self._rows_of(rank, step.layouts[0].cut("B"))
-            q = self._turned(queries[index], rows, gains.get("queries"))
+            own, others = self._heads(rank, step.layouts)
+            norms = {name: vectors.heads.get(name) for name in ("queries", "keys")}
+            q = self._turned(queries[index], rows, norms["queries"], own)
             new = keys[index].clone()
-            new[:, :, 0] = self._turned(new[:, :, 0], rows, gains.get("keys"))
-            heads = self._heads_of_keys(rank, step.layouts)
+            new[:, :, 0] = self._turned(new[:, :, 0], rows, norms["keys"], others)
+            heads = self._heads_of_keys(own, others)
+            sinks = vectors.sinks
+            sinks = None if sinks is None else sinks[own.start : own.stop]
             if self._cache is None:
                 kept = new.permute(2, 0, 3, 1, 4)
             else:
                 kept = self._cache.append(
                     self._layer, index, new, rows.kv_lens, rows.real, rows.seats
                 )
-            made.append(self._attended(q, kept, heads, rows))
+            made.append(self._attended(q, kept, heads, rows, sinks))
         return made
 
     def _rows_of(self, rank: int, cut: str) -> Rows:
         return self._rows.own(own_range(self._ranks.mesh, rank, len(self._rows.num_new), cut))
 
-    def _turned(self, x: torch.Tensor, rows: Rows, gain: torch.Tensor | None) -> torch.Tensor:
-        """Heads [B, L, H, D], normalised where the model does that, rotated by position."""
-        if gain is not None:
-            wide = x if x.dtype == torch.float64 else x.float()
-            mean = wide.square().mean(dim=-1, keepdim=True)
-            x = (wide * torch.rsqrt(mean + self._config.norm_eps) * gain).to(x.dtype)
-        if rows.cos is None or rows.sin is None:
-            return x
-        cos, sin = rows.cos[:, :, None], rows.sin[:, :, None]
-        half = cos.shape[-1]
-        low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
+    def _turned(
+        self, x: torch.Tensor, rows: Rows, norm: HeadNorm | None, heads: range
+    ) -> torch.Tensor:
+        """Heads [B, L, H, D], which are those ``heads`` of all, normalised where the model does
+        that, rotated by position."""
+        c, rope = self._config, self._config.ropes[self._layer]
+        own = None if norm is None else norm.of(heads)
+        if own is not None and c.qk_norm != "per_rotated_head":
+            x = _normed(c, x, own)
+        if rope is not None:
+            cos, sin = (angles[:, :, None] for angles in rows.angles[rope])
+            x = turned(x, cos, sin, pairs=rope.pairs)
+        if own is not None and c.qk_norm == "per_rotated_head":
+            x = _normed(c, x, own)
+        return _normed(c, x) if c.qk_norm == "rotated" and rope is not None else x
 
-    def _heads_of_keys(self, rank: int, layouts: tuple[Layout, ...]) -> list[int]:
-        """For each head of a rank's queries the head of its keys."""
+    def _heads(self, rank: int, layouts: tuple[Layout, ...]) -> tuple[range, range]:
+        """Those of queries and of keys that a rank has."""
         c, mesh = self._config, self._ranks.mesh
-        shared = c.num_heads // c.num_kv_heads
-        heads = own_range(mesh, rank, c.num_heads, layouts[0].cut("H"))
-        first = own_range(mesh, rank, c.num_kv_heads, layouts[1].cut("K")).start
-        return [head // shared - first for head in heads]
+        return (
+            own_range(mesh, rank, c.num_heads, layouts[0].cut("H")),
+            own_range(mesh, rank, c.num_kv_heads, layouts[1].cut("K")),
+        )
+
+    def _heads_of_keys(self, heads: range, others: range) -> list[int]:
+        """For each head of a rank's queries the head of its keys."""
+        shared = self._config.num_heads // self._config.num_kv_heads
+        return [head // shared - others.start for head in heads]
 
     def _attended(
-        self, q: torch.Tensor, kept: torch.Tensor, heads: list[int], rows: Rows
+        self,
+        q: torch.Tensor,
+        kept: torch.Tensor,
+        heads: list[int],
+        rows: Rows,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Over ``kept`` [J, B, K, S, D], of which each row sees as many as it has."""
         out = torch.empty_like(q)
@@ -147,7 +165,7 @@ class Attention:
         is_fused = is_fused_attention(self._config, width)
         if is_fused and rows.is_fresh and self._sees_all(length):
             return _fused(q, keys, values, self._config.attention_scale)
-        attended = self._hiding if is_fused else self._group
+        attended = self._hiding if is_fused else partial(self._group, sinks=sinks)
         each = length if is_fused else count * length
         together = max(1, MOST_SCORES // (width * each))
         queries = max(1, min(width, MOST_SCORES // each))
@@ -179,7 +197,13 @@ class Attention:
         return _fused(q, keys, values, self._config.attention_scale, seen)
 
     def _group(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv_lens: torch.Tensor
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        kv_lens: torch.Tensor,
+        *,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         R, L, H, D = q.shape
         K, S = keys.shape[1:3]
@@ -191,13 +215,42 @@ class Attention:
         hidden = self._hidden(kv_lens, L, S)
         scores = scores.view(R, K, H // K, L, S)
         scores.masked_fill_(hidden[:, None, None], float("-inf"))
-        found = torch.softmax(scores, dim=-1).view(R, K, -1, S) @ values
+        if sinks is None:
+            shares = torch.softmax(scores, dim=-1)
+        else:
+            own = sinks.to(scores.dtype).view(K, H // K, 1, 1).expand(R, -1, -1, L, 1)
+            shares = torch.softmax(torch.cat((scores, own), dim=-1), dim=-1)[..., :-1]
+        found = shares.reshape(R, K, -1, S) @ values
         return found.view(R, K, H // K, L, D).permute(0, 3, 1, 2, 4).reshape(R, L, H, D)
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, pairs: bool) -> torch.Tensor:
+    """Heads [..., D] by angles [..., rotary/2]: neighbours together with ``pairs``, else an element
+    of the first half with one of the second."""
+    size = 2 * cos.shape[-1]
+    own, rest = x[..., :size], x[..., size:]
+    low, high = (own[..., ::2], own[..., 1::2]) if pairs else own.chunk(2, dim=-1)
+    both = low * cos - high * sin, high * cos + low * sin
+    made = torch.stack(both, dim=-1).flatten(-2) if pairs else torch.cat(both, dim=-1)
+    return torch.cat((made, rest), dim=-1)
+
+
+def _normed(config: ModelConfig, x: torch.Tensor, norm: HeadNorm | None = None) -> torch.Tensor:
+    """Heads [..., H, D], each by itself; by its root mean square alone without a ``norm``."""
+    numbers = wide(x)
+    if norm is not None and config.has_centred_norms:
+        numbers = numbers - numbers.mean(dim=-1, keepdim=True)
+    mean = numbers.square().mean(dim=-1, keepdim=True)
+    numbers = numbers * torch.rsqrt(mean + config.norm_eps)
+    if norm is not None:
+        numbers = numbers * norm.gain
+        numbers = numbers if norm.bias is None else numbers + norm.bias
+    return numbers.to(x.dtype)
 
 
 def is_fused_attention(config: ModelConfig, width: int) -> bool:
     """Whether rows of ``width`` new tokens are attended without their scores being kept."""
-    return width > 1 and config.attention_softcap is None
+    return width > 1 and config.attention_softcap is None and not config.attention_sinks
 
 
 def _fused(

@@ -33,6 +33,7 @@ class Matrix:
 _STACKS: Final[Mapping[str, str]] = {
     "keys in": "J",
     "mlp in": "G",
+    "shared in": "G",
     "experts in": "NG",
     "experts out": "N",
 }
@@ -43,6 +44,9 @@ _MATRICES: Final[Mapping[str, tuple[str, str]]] = {
     "mlp in": ("F", "E"),
     "mlp out": ("E", "F"),
     "router": ("N", "E"),
+    "shared in": ("Q", "E"),
+    "shared out": ("E", "Q"),
+    "share": ("", "E"),
     "experts in": ("F", "E"),
     "experts out": ("E", "F"),
     "embedding": ("V", "E"),
@@ -79,18 +83,22 @@ class Blueprint:
                 return Matrix(f"{prefix}.attention.out", rows, columns)
             case "router":
                 return Matrix(f"{prefix}.router.weight", rows, columns)
+            case "share":
+                return Matrix(f"{prefix}.shared.share", rows, columns)
         *expert, last = (*chosen, "down") if weight.endswith("out") else chosen
         if last != "down":
             last = "gate" if self.config.gated_mlp and last == 0 else "up"
-        group = f"experts.{expert[0]}" if expert else "mlp"
+        group = f"experts.{expert[0]}" if expert else weight.split()[0]
         return Matrix(f"{prefix}.{group}.{last}", rows, columns)
 
     def numbers(self, matrix: Matrix, dims: str, ranges: Mapping[str, range]) -> Numbers:
         """Rows, or columns, of a checkpoint's matrix for ranges of padded dims, in their order."""
         if dims in ("HD", "KD"):
-            heads = np.array([self._head(head, dims[0], matrix.fused) for head in ranges[dims[0]]])
+            heads = np.array([self.head(head, dims[0], matrix.fused) for head in ranges[dims[0]]])
             found = heads[:, None] * self.config.head_dim + np.array(ranges["D"])
             return np.where(heads[:, None] < 0, -1, found).reshape(-1)
+        if not dims:  # a matrix of one row
+            return np.zeros(1, np.int64)
         numbers = np.array(ranges[dims])
         return np.where(numbers < self._size(dims, ".experts." in matrix.name), numbers, -1)
 
@@ -100,12 +108,12 @@ class Blueprint:
             case "F" if of_expert:
                 assert c.experts is not None
                 return c.experts.intermediate_size
-            case "N":
+            case "N" | "Q":
                 assert c.experts is not None
-                return c.experts.num_experts
+                return c.experts.num_experts if dim == "N" else c.experts.shared_size
         return {"E": c.hidden_size, "F": c.intermediate_size, "V": c.vocab_size}[dim]
 
-    def _head(self, head: int, dim: str, fused: str) -> int:
+    def head(self, head: int, dim: str, fused: str = "") -> int:
         """The place of a padded head among those of its matrix; -1: it is padding.
 
         Heads that share keys stay together: each group is padded at its end."""

@@ -62,19 +62,19 @@ def prepare(
     for row, own in enumerate(tokens):
         ids[row, : len(own)] = torch.tensor(own, dtype=torch.long)
         num_new[row] = len(own)
-    cos = sin = None
+    positions = before[:, None] + torch.arange(width)
+    angles = {}
     for rope in config.rotations:
-        positions = before[:, None] + torch.arange(width)
         frequencies, scale = inverse_frequencies(rope, 1, config.max_positions)
-        angles = positions[:, :, None].float() * frequencies
-        cos, sin = ((own * scale).to(dtype).to(device) for own in (angles.cos(), angles.sin()))
+        turns = positions[:, :, None].float() * frequencies
+        cos, sin = ((part * scale).to(dtype).to(device) for part in (turns.cos(), turns.sin()))
+        angles[rope] = cos, sin
     rows = Rows(
         width=width,
         num_new=num_new.to(device),
         kv_lens=before.to(device),
         seats=None if seats is None else torch.tensor(seats, device=device),
-        cos=cos,
-        sin=sin,
+        angles=angles,
         is_fresh=not bool(before[num_new > 0].any()),
     )
     used, after = int(batch.lengths.max()), before + num_new

@@ -18,7 +18,10 @@ from freight.distributed.tensor.moves import own_range
 from freight.distributed.tensor.plain import wide
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.vectors import Vectors
+from freight.model.expert_layers import route
+from freight.model.routes import Routes, choose_experts
 from freight.model.switches import ModelConfig
+from freight.partition.layout import Layout
 from freight.partition.sharded import Compute
 
 __all__ = ["LayerFunctions"]
@@ -66,7 +69,7 @@ class LayerFunctions:
         if step.kind == "attend":
             assert self._attention is not None
             queries, keys = operands
-            return self._attention.attend(step, queries, keys, self.vectors.heads)
+            return self._attention.attend(step, queries, keys, self.vectors)
         if step.kind == "dispatch":
             return self._dispatch(step, operands[0], values["routes"])
         if step.kind == "combine":
@@ -112,13 +115,18 @@ class LayerFunctions:
         """[tokens, N]: the weights of the experts that each token takes, 0 of the others."""
         experts = self.config.experts
         assert experts is not None
-        shares = torch.softmax(wide(routes.flatten(0, 1)), dim=-1)
-        best, chosen = torch.topk(shares, experts.per_token, dim=-1)
-        if experts.normalised:
-            best = best / best.sum(dim=-1, keepdim=True)
+        scores = wide(routes.flatten(0, 1))
+        size = len(scores), experts.per_token
+        found = Routes(
+            experts=torch.empty(size, dtype=torch.long, device=scores.device),
+            weights=torch.empty(size, dtype=scores.dtype, device=scores.device),
+        )
+        step = route(experts, None, None, 1.0, None)
+        choose_experts(step, scores, self.vectors.corrections, found)
+        best = found.weights
         if real is not None:
             best = best * real.flatten()[:, None]
-        return torch.zeros_like(shares).scatter_(1, chosen, best)
+        return torch.zeros_like(scores).scatter_(1, found.experts, best)
 
     def _combine(self, step: Compute, updates: Parts, routes: Parts) -> Parts:
         """[B, L, E]: of a rank's experts the weighted sum."""
@@ -130,10 +138,19 @@ class LayerFunctions:
             here = own_range(mesh, rank, len(chosen.tokens), cut)
             tokens = chosen.tokens[here.start : here.stop].flatten()
             shares = chosen.shares[here.start : here.stop].flatten().to(own.dtype)
+            if (bias := self._bias_of(step.layouts[0], rank)) is not None:
+                own = own + bias
             out = own.new_zeros(like.shape[0] * like.shape[1], own.shape[-1])
             out.index_add_(0, tokens, own.flatten(0, 2) * shares[:, None])
             made.append(out.view(*like.shape[:2], -1))
         return made
+
+    def _bias_of(self, layout: Layout, rank: int) -> torch.Tensor | None:
+        """What a rank's experts add, which is added once where sums are partial."""
+        own, mesh = self.vectors.expert_bias, self._ranks.mesh
+        if own is None or own_range(mesh, rank, mesh.size(layout.partial), layout.partial).start:
+            return None
+        return own.along(layout, mesh, rank)
 
 
 def _choose(weights: torch.Tensor, capacity: int) -> _Chosen:

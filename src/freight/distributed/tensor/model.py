@@ -404,6 +404,8 @@ class TensorModel:
                 logits = self.executor.move(logits, layout, step, "between layers")
                 layout = move(layout, step)
         found = logits[0][:, 0, : self.config.vocab_size]
+        if self.config.logits_scale is not None:
+            found = found * self.config.logits_scale
         cap = self.config.logits_softcap
         return found if cap is None else torch.tanh(found / cap) * cap
 

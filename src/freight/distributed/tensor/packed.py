@@ -38,8 +38,8 @@ __all__ = [
     "own_weight_part",
 ]
 
-_NEVER: Final = ("embedding", "router")
-"""Of the first rows are looked up; the other is small, and chooses experts."""
+_NEVER: Final = ("embedding", "router", "share")
+"""Of the first rows are looked up; the others are small, and choose or weigh experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,7 @@ class PackedWeights:
         if found is not None:
             return found.element_bytes
         names = [own for own in self._matrices(name, layer) if own in self._sources]
-        if name == "router" or not names:
+        if name in ("router", "share") or not names:
             return plain
         return max(_kept_bytes(self._sources[own].dtype, plain) for own in names)
 

@@ -20,7 +20,7 @@ from freight.partition.sharded import Compute, ComputeKind
 __all__ = ["PLAIN", "compute_plain", "wide"]
 
 PLAIN: Final[frozenset[ComputeKind]] = frozenset(
-    ("product", "copy", "add", "activate", "square sum", "norm")
+    ("product", "copy", "add", "weigh", "activate", "square sum", "norm")
 )
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -41,9 +41,12 @@ def compute_plain(
         case "product":
             return _product(step, x, others[0], beside)
         case "add":
-            return x + others[0]
+            factor = _factor(config, step)
+            return x + (others[0] if factor is None else others[0] * factor)
+        case "weigh":
+            return x * torch.sigmoid(others[0])[..., None]
         case "activate":
-            return _activate(config, x)
+            return _activate(config, x, beside.limit)
         case "square sum":
             return _square_sum(step, x)
         case "norm":
@@ -76,10 +79,34 @@ def _product(step: Compute, x: torch.Tensor, weight: torch.Tensor, beside: Besid
     return torch.einsum(text, x, weight)
 
 
-def _activate(config: ModelConfig, hidden: torch.Tensor) -> torch.Tensor:
+def _factor(config: ModelConfig, step: Compute) -> float | None:
+    """Of what is added to the stream, where that of experts is among their weights, or to what
+    these make."""
+    if step.out == "experts" and config.experts is not None:
+        if config.experts.shared_gate or config.norms_sum:
+            return None
+        own = config.experts.shared_scale
+        return own if own != 1 else config.residual_scale
+    if step.out.startswith("experts ") or not step.out.endswith(("added", "with attention", "out")):
+        return None
+    return config.residual_scale
+
+
+def _activate(config: ModelConfig, hidden: torch.Tensor, limit: float | None) -> torch.Tensor:
     """[..., G, F], of two the gate first."""
-    gate = _ACTIVATIONS[config.activation](hidden[..., 0, :])
-    return gate * hidden[..., 1, :] if hidden.shape[-2] == 2 else gate
+    gate, up = hidden[..., 0, :], hidden[..., -1, :]
+    is_gated = hidden.shape[-2] == 2
+    if is_gated and config.gate_limit is not None:
+        gate = gate.clamp(max=config.gate_limit)
+        most = config.gate_limit
+        return gate * torch.sigmoid(gate * config.gate_slope) * (up.clamp(-most, most) + 1)
+    if limit is not None and config.limits_first:
+        gate = gate.clamp(max=limit)
+    gate = _ACTIVATIONS[config.activation](gate)
+    if limit is not None:
+        gate = gate if config.limits_first else gate.clamp(-limit, limit)
+        up = up.clamp(-limit, limit)
+    return gate * up if is_gated else gate
 
 
 def _square_sum(step: Compute, x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,7 +24,7 @@ from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.model.checkpoint import dummy_dtype
 from freight.model.dummy import dummy_rows
 from freight.model.number_format import Grouped, RowFormat, find_compressed
-from freight.model.sources import TensorSource
+from freight.model.sources import Packed, TensorSource
 from freight.model.switches import ModelConfig
 
 __all__ = ["CheckpointReader", "DummyReader", "Numbers", "Reader"]
@@ -75,13 +77,21 @@ class CheckpointReader:
         source = self.sources[name]
         if isinstance(own := find_compressed(source.dtype), RowFormat):
             return self._made_plain(name, own, rows, columns)
-        dtype = _DTYPES[source.dtype]
-        if (turned := source.packed) is not None and turned.turned:
-            # Its rows are the columns of what is in the file.
-            numbers = np.where(rows < 0, -1, turned.first_row + turned.every * rows)
-            found = self._parts(turned.parts["rows"], columns, [(0, dtype.itemsize, numbers)])
+        dtype, packed = _DTYPES[source.dtype], source.packed
+        if packed is None:
+            found = self._parts(source, rows, [(0, dtype.itemsize, columns)])
+            return torch.from_numpy(found).view(dtype)
+        _demand_rows(name, packed)
+        part, of_rows = packed.parts["rows"], len(source.shape) > 1
+        numbers = rows if of_rows else columns
+        numbers = np.where(numbers < 0, -1, packed.first_row + packed.every * numbers)
+        if packed.turned:  # its rows are the columns of what is in the file
+            found = self._parts(part, columns, [(0, dtype.itemsize, numbers)])
             return torch.from_numpy(found).view(dtype).t()
-        found = self._parts(source, rows, [(0, dtype.itemsize, columns)])
+        if of_rows:
+            found = self._parts(part, numbers, [(0, dtype.itemsize, columns)])
+        else:
+            found = self._parts(_flat(part), rows, [(0, dtype.itemsize, numbers)])
         return torch.from_numpy(found).view(dtype)
 
     def packed(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
@@ -223,6 +233,23 @@ class DummyReader:
 
     def close(self) -> None:
         """There is nothing to give back."""
+
+
+def _demand_rows(name: str, packed: Packed) -> None:
+    """Of what is done to a tensor only the choice of rows is made here."""
+    chosen = Packed(
+        scheme=packed.scheme,
+        parts=packed.parts,
+        first_row=packed.first_row,
+        every=packed.every,
+        turned=packed.turned,
+    )
+    assert packed == chosen and packed.scheme in _DTYPES, f"{name} is to be made plain first"
+
+
+def _flat(source: TensorSource) -> TensorSource:
+    """All its numbers as a vector."""
+    return replace(source, shape=(prod(source.shape),))
 
 
 def _fields(source: TensorSource, columns: Numbers) -> list[_Field]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
@@ -167,13 +167,4 @@ def largest_part(config: ModelConfig, count: int) -> ModelConfig:
 
     stages = [Stage.of(number, count, config.num_layers) for number in range(count)]
     layers = max(stages, key=weight).layers
-    experts = config.experts
-    if experts is not None:
-        experts = replace(experts, layers=experts.layers[layers.start : layers.stop])
-    return replace(
-        config,
-        num_layers=len(layers),
-        sliding_windows=config.sliding_windows[layers.start : layers.stop],
-        ropes=config.ropes[layers.start : layers.stop],
-        experts=experts,
-    )
+    return config.of_layers(layers)

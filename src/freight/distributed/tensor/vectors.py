@@ -17,18 +17,19 @@ from freight.distributed.tensor.packed import PackedWeight
 from freight.partition.layout import Layout, Mesh
 from freight.partition.sharded import Compute
 
-__all__ = ["Affine", "Beside", "Vector", "Vectors"]
+__all__ = ["Affine", "Beside", "HeadNorm", "Vector", "Vectors"]
 
 
 class Beside(NamedTuple):
     """What a rank has of the vectors of a step, each as its values lie: ``gain`` and ``bias`` of a
     norm, or of what a product takes, whose weight may be ``packed``. A norm may not be
-    ``is_wanted``."""
+    ``is_wanted``; ``limit`` is that of gates and of what they gate."""
 
     gain: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     packed: PackedWeight | None = None
     is_wanted: bool = True
+    limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +54,40 @@ class Affine:
     bias: Vector | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """Of queries or keys, head by head: ``gain`` [D], or [heads, D] where each has its own, and
+    what is added, [D]."""
+
+    gain: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def of(self, heads: range) -> HeadNorm:
+        """That of some heads."""
+        if self.gain.dim() == 1:
+            return self
+        return HeadNorm(self.gain[heads.start : heads.stop], self.bias)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vectors:
     """``norms`` go by the norm's result, ``inputs`` act on what is multiplied by a weight of that
     name, where two norms differ by these only. ``biases`` go by the weight, as does what is known
-    of those that are ``packed``. ``heads`` are gains of "queries" and "keys", [D]. ``no_norms``
-    name norms that the planner writes down and the model has not."""
+    of those that are ``packed``. ``heads`` are norms of "queries" and "keys". ``sinks`` [H] are
+    scores of each head that give nothing. ``no_norms`` name norms that the planner writes down and
+    the model has not. ``corrections`` [N] are added where experts are chosen, ``expert_bias``
+    [N, E] to what they make. ``limits`` are those of the MLP's gates and of the experts'."""
 
     norms: Mapping[str, Affine] = field(default_factory=dict)
     inputs: Mapping[str, Affine] = field(default_factory=dict)
     biases: Mapping[str, Vector] = field(default_factory=dict)
     packed: Mapping[str, PackedWeight] = field(default_factory=dict)
-    heads: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    heads: Mapping[str, HeadNorm] = field(default_factory=dict)
+    sinks: torch.Tensor | None = None
     no_norms: frozenset[str] = frozenset()
+    corrections: torch.Tensor | None = None
+    expert_bias: Vector | None = None
+    limits: tuple[float | None, float | None] = (None, None)
 
     def beside(self, step: Compute, mesh: Mesh, rank: int) -> Beside:
         """Those of a product or a norm."""
@@ -76,7 +98,8 @@ class Vectors:
             affine, packed = self.inputs.get(weight), self.packed.get(weight)
             layout = step.layouts[0]
         else:
-            return Beside()
+            is_experts = step.kind == "activate" and "N" in step.out_layout.dims
+            return Beside(limit=self.limits[is_experts])
         bias = None if affine is None else affine.bias
         return Beside(
             gain=None if affine is None else affine.gain.along(layout, mesh, rank),

@@ -13,13 +13,14 @@ from itertools import product
 
 import torch
 
-from freight.distributed.tensor.blueprint import Blueprint
+from freight.distributed.tensor.blueprint import Blueprint, Matrix
 from freight.distributed.tensor.moves import own_range
 from freight.distributed.tensor.packed import PackedWeight, PackedWeights, own_weight_part
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import Reader
-from freight.distributed.tensor.vectors import Affine, Vector, Vectors
+from freight.distributed.tensor.vectors import Affine, HeadNorm, Vector, Vectors
 from freight.model.number_format import is_widened
+from freight.model.switches import ModelConfig
 from freight.partition.layout import Layout
 from freight.partition.sharded import Sharded
 
@@ -120,9 +121,8 @@ class Loader:
                 read.append(self._reader.packed(matrix.name, rows, columns))
                 continue
             found = self._reader.matrix(matrix.name, rows, columns)
-            read.append(
-                found if name != "router" and self._is_widened(found) else found.to(self._dtype)
-            )
+            is_kept = name not in ("router", "share") and self._is_widened(found)
+            read.append(found if is_kept else found.to(self._dtype))
             dims = stack + matrix.row_dims + matrix.column_dims
         if packed is not None:
             bytes_of = torch.stack(read).view([*(len(ranges[dim]) for dim in packed.dims), -1])
@@ -142,6 +142,7 @@ class Loader:
             norm = self._affine("head.norm")
             return Vectors(
                 norms={} if norm is None else {"normed": norm},
+                biases=self._head_bias(),
                 packed=packed,
                 no_norms=frozenset() if norm is not None else frozenset(["normed"]),
             )
@@ -157,23 +158,53 @@ class Loader:
             inputs = {"queries in": attention, "keys in": attention, "mlp in": mlp}
         elif c.norm_place == "after":
             norms = {"attention added normed": attention, "mlp added normed": mlp}
+        elif c.norm_place == "update":
+            norms = {f"{part} out normed": mlp for part in ("mlp", "experts")}
+            norms["attention out normed"] = attention
         else:
             norms = {"attention normed": attention, "mlp normed": mlp, "experts normed": mlp}
-        norms |= {
-            f"{part} out normed": self._affine(f"{prefix}.{part}.post_norm")
-            for part in ("attention", "mlp")
-        }
+        if c.norm_place == "both":
+            norms["attention out normed"] = self._affine(f"{prefix}.attention.post_norm")
+        if c.norm_place in ("both", "experts"):
+            after = self._affine(f"{prefix}.mlp.post_norm")
+            norms |= {f"{part} out normed": after for part in ("mlp", "experts")}
         return Vectors(
             norms={name: own for name, own in norms.items() if own is not None},
             inputs={name: own for name, own in inputs.items() if own is not None},
             biases=self._biases(layer),
             packed=packed,
-            heads={
-                name: self._whole(f"{prefix}.attention.{letter}_norm", wide=True)
-                for name, letter in (("queries", "q"), ("keys", "k"))
-                if c.qk_norm != "none"
-            },
+            corrections=self._corrections(layer),
+            expert_bias=self._expert_bias(layer),
+            limits=(c.mlp_limit(layer), None if c.experts is None else c.experts.limit(layer)),
+            heads=self._head_norms(f"{prefix}.attention"),
+            sinks=self._sinks(layer),
         )
+
+    def _head_norms(self, prefix: str) -> dict[str, HeadNorm]:
+        """Of queries and keys, those that have weights."""
+        c, found = self._blueprint.config, {}
+        if c.qk_norm in ("none", "rotated"):
+            return {}
+        for name, letter, dim in (("queries", "q", "H"), ("keys", "k", "K")):
+            affine = self._affine(f"{prefix}.{letter}_norm")
+            assert affine is not None
+            gain, bias = affine.gain.tensor, None if affine.bias is None else affine.bias.tensor
+            if c.qk_norm == "each_head":
+                gain = self._of_heads(gain.view(-1, c.head_dim), dim)
+            found[name] = HeadNorm(gain, bias)
+        return found
+
+    def _sinks(self, layer: int) -> torch.Tensor | None:
+        if not self._blueprint.config.has_sinks(layer):
+            return None
+        return self._of_heads(self._whole(f"layers.{layer}.attention.sinks", wide=True), "H")
+
+    def _of_heads(self, numbers: torch.Tensor, dim: str) -> torch.Tensor:
+        """What each head has, [heads, ...], with those that are padding."""
+        padded = self._blueprint.padded
+        count = padded.num_heads if dim == "H" else padded.num_kv_heads
+        places = torch.tensor([self._blueprint.head(own, dim) for own in range(count)])
+        return numbers[places.clamp(min=0).to(numbers.device)]
 
     def _affine(self, name: str) -> Affine | None:
         """A norm's, in 32 bits at least."""
@@ -199,24 +230,50 @@ class Loader:
             "G": 2 if padded.gated_mlp else 1,
             "J": 2,
         }
-        found = {}
-        for name in ("queries in", "keys in", "attention out", "mlp in", "mlp out"):
-            stack = self._blueprint.stack(name)
-            chosen = [*product(*(range(sizes[dim]) for dim in stack))]
-            first = self._blueprint.matrix(name, layer, chosen[0])
-            if f"{first.name}_bias" in self._sources:
-                dims = stack + first.row_dims
-                rows = [self._bias_rows(name, layer, own, sizes) for own in chosen]
-                shaped = torch.stack(rows).view([sizes[dim] for dim in dims])
-                found[name] = Vector(tuple(dims), shaped)
-        return found
+        names = ["queries in", "keys in", "attention out", "mlp in", "mlp out"]
+        if padded.has_experts(layer):
+            names = [*names[:3], "router", "experts in"]
+            if padded.experts is not None and padded.experts.shared_size:
+                names += ["shared in", "shared out"]
+            sizes |= _sizes_of_experts(padded)
+        found = {name: self._bias(name, layer, sizes) for name in names}
+        return {name: own for name, own in found.items() if own is not None}
+
+    def _expert_bias(self, layer: int) -> Vector | None:
+        padded = self._blueprint.padded
+        if not padded.has_experts(layer):
+            return None
+        sizes = {"E": padded.hidden_size, **_sizes_of_experts(padded)}
+        return self._bias("experts out", layer, sizes)
+
+    def _bias(self, name: str, layer: int, sizes: Mapping[str, int]) -> Vector | None:
+        """That of a product, where the checkpoint has one."""
+        stack = self._blueprint.stack(name)
+        chosen = [*product(*(range(sizes[dim]) for dim in stack))]
+        first = self._blueprint.matrix(name, layer, chosen[0])
+        if _bias_name(first) not in self._sources:
+            return None
+        dims = stack + first.row_dims
+        rows = [self._bias_rows(name, layer, own, sizes) for own in chosen]
+        return Vector(tuple(dims), torch.stack(rows).view([sizes[dim] for dim in dims]))
+
+    def _head_bias(self) -> dict[str, Vector]:
+        if "head.bias" not in self._sources:
+            return {}
+        whole = self._whole("head.bias")
+        lacking = self._blueprint.padded.vocab_size - len(whole)
+        return {"head": Vector(("V",), torch.nn.functional.pad(whole, (0, lacking)))}
+
+    def _corrections(self, layer: int) -> torch.Tensor | None:
+        name = f"layers.{layer}.router.corrections"
+        return self._whole(name, wide=True) if name in self._sources else None
 
     def _bias_rows(
         self, name: str, layer: int, chosen: Sequence[int], sizes: Mapping[str, int]
     ) -> torch.Tensor:
         matrix = self._blueprint.matrix(name, layer, chosen)
         ranges = {dim: range(size) for dim, size in sizes.items()}
-        whole = self._whole(f"{matrix.name}_bias")
+        whole = self._whole(_bias_name(matrix))
         numbers = torch.from_numpy(self._blueprint.numbers(matrix, matrix.row_dims, ranges))
         numbers = numbers.to(whole.device)
         return whole[numbers.clamp(min=0)].masked_fill_(numbers < 0, 0)
@@ -227,3 +284,14 @@ class Loader:
         if wide and dtype != torch.float64:
             dtype = torch.float32
         return found.to(dtype).to(self._ranks.device)
+
+
+def _bias_name(matrix: Matrix) -> str:
+    name, is_alone = matrix.name, matrix.name.endswith(".weight")
+    return f"{name.removesuffix('.weight')}.bias" if is_alone else f"{name}_bias"
+
+
+def _sizes_of_experts(config: ModelConfig) -> dict[str, int]:
+    assert config.experts is not None
+    own = config.experts
+    return {"N": own.num_experts, "F": own.intermediate_size, "Q": own.shared_size}
