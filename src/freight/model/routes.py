@@ -38,7 +38,8 @@ def choose_experts(
 ) -> None:
     """Fill the routes of tokens whose router says scores [T, X]; ``corrections`` and ``gains`` are
     [X]. Where experts are ``given`` [T, n] it does not choose them."""
-    scores = scores.float() * step.sharpness
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    scores = wide * step.sharpness
     if step.margin is not None:
         _choose_in_turn(step, step.margin, scores, out)
         return

@@ -221,7 +221,7 @@ def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: 
     writer.gather(source, "E", cut.used_inner)
     match part:
         case "attention":
-            _attention(writer, cut, source)
+            _attention(writer, cut, source, whole=config.qk_norm == "whole")
         case "mlp":
             _mlp(writer, cut, source)
         case _:
@@ -250,7 +250,7 @@ def _parallel(writer: Writer, cut: Cut, config: ModelConfig) -> None:
     writer.product("hidden", "normed", "mlp in", "B L G F")
     writer.scatter("hidden", "F", cut.used_width)
     writer.together()
-    _project_heads(writer, cut, "normed")
+    _project_heads(writer, cut, "normed", whole=config.qk_norm == "whole")
     writer.activate("gated", "hidden")
     _attend(writer, cut)
     writer.gather("gated", "F", cut.used_width)
@@ -303,28 +303,31 @@ def _beside_experts(writer: Writer, cut: Cut, source: str, *, has_share: bool) -
     writer.product("shared", "shared gated", "shared out", "B L E")
     part = "shared"
     if has_share:
-        writer.product("share", source, "share", "B L")
-        writer.reduce("share", writer.layouts["share"].partial)
-        part = "shared weighed"
-        writer.weigh(part, "shared", "share")
+        own, part = "share of each token", "shared weighed"
+        writer.product(own, source, "share", "B L")
+        writer.reduce(own, writer.layouts[own].partial)
+        writer.weigh(part, "shared", own)
     writer.add("experts", "routed", part)
 
 
-def _attention(writer: Writer, cut: Cut, source: str) -> None:
-    _project_heads(writer, cut, source)
+def _attention(writer: Writer, cut: Cut, source: str, *, whole: bool = False) -> None:
+    _project_heads(writer, cut, source, whole=whole)
     _attend(writer, cut)
     _gather_attended(writer, cut)
     writer.product("attention", "attended", "attention out", "B L E")
 
 
-def _project_heads(writer: Writer, cut: Cut, source: str) -> None:
+def _project_heads(writer: Writer, cut: Cut, source: str, *, whole: bool) -> None:
     """Queries, keys and values, no longer partial. They are cut by heads as far as there are any
-    to cut, then by the width of a head."""
+    to cut, then by the width of a head. Queries and keys may be normalised as a ``whole``."""
     writer.product("queries", source, "queries in", "B L H D")
     writer.product("keys", source, "keys in", "B L J K D")
     _scatter_heads(writer, cut, "queries", "H")
     writer.together()
     _scatter_heads(writer, cut, "keys", "K")
+    if whole:
+        writer.norm_heads("queries", "H")
+        writer.norm_heads("keys", "K")
 
 
 def _scatter_heads(writer: Writer, cut: Cut, value: str, heads: str) -> None:

@@ -231,6 +231,15 @@ class Writer:
         self.reduce(sums, self.layouts[sums].partial)
         self._compute("norm", out, (value, sums), pointwise(layout))
 
+    def norm_heads(self, value: str, heads: str) -> None:
+        """Of queries, or of keys beside their values, over all heads of a token together."""
+        layout, sums = self.layouts[value], f"{value} sums"
+        axes = layout.cut(heads) + layout.cut("D")
+        made = Layout(("B", "L"), (layout.cut("B"), layout.cut("L")), axes)
+        self._compute("square sum", sums, (value,), made)
+        self.reduce(sums, axes)
+        self._compute("norm", value, (value, sums), pointwise(layout))
+
     def attend(self, out: str, queries: str, keys: str) -> None:
         """Of new tokens over all keys so far."""
         made = attention(self.layouts[queries], self.layouts[keys])

@@ -20,7 +20,7 @@ from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.moves import own_part
 from freight.distributed.tensor.ranks import Ranks
 from freight.distributed.tensor.regions import Regions
-from freight.distributed.tensor.vectors import Vectors
+from freight.distributed.tensor.vectors import Affine, Vector, Vectors
 from freight.distributed.tensor.ways import Way
 from freight.model.config import ModelConfig, parse_config
 from freight.partition.fabric import Fabric
@@ -72,7 +72,13 @@ def config(
         "num_local_experts": experts or None,
         "num_experts_per_tok": 2,
     }
-    return replace(parse_config(raw), **switches)
+    return replace(parse_config(raw), **{"ropes": (None,), **switches})
+
+
+def beside_experts(own: ModelConfig) -> ModelConfig:
+    """With an MLP beside its experts, which counts by a share of its own."""
+    experts = replace(own.experts, shared_size=WIDTH, shared_gate=True)
+    return replace(own, experts=experts)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,18 @@ class Case:
     own: Sharded
     out: str
     plain: Callable[[ModelConfig, Tensors], torch.Tensor]
+
+    @property
+    def vectors(self) -> Vectors:
+        """Those that it cannot be computed without."""
+        own = self.config
+        if own.qk_norm != "whole":
+            return Vectors()
+        norms = {}
+        for name, dim, count in (("queries", "H", own.num_heads), ("keys", "K", own.num_kv_heads)):
+            gain = torch.ones(count, own.head_dim, dtype=torch.float64)
+            norms[name] = Affine(Vector((dim, "D"), gain), width=count * own.head_dim)
+        return Vectors(norms=norms)
 
 
 def cases(mesh: Mesh, *, some: bool = False) -> Iterator[Case]:
@@ -115,11 +133,13 @@ def blocks(mesh: Mesh, *, some: bool) -> Iterator[Case]:
         "grouped": make(8, 2, norm_place="both"),
         "layer norm after": make(4, 4, norm="layer", norm_place="after"),
         "experts": make(64, 8, experts=16),
+        "experts and an MLP": beside_experts(make(64, 8, experts=16)),
+        "heads as a whole": make(16, 4, qk_norm="whole", norm_place="update"),
     }
     for number, (name, own) in enumerate(models.items()):
         sizes = layer_sizes(own, rows=ROWS, new_tokens=NEW)
         for place, cut in enumerate(cuts(mesh, own)):
-            if not some or place % 5 == number:
+            if not some or place % len(models) == number:
                 part = block(mesh, sizes, cut, own, with_experts=own.experts is not None)
                 yield Case(f"{name} {cut}", own, part, next(iter(part.outputs)), plain_block)
 
@@ -209,7 +229,7 @@ def check(
     )
     agrees = any(t.value == "dispatched" and t.move.kind == "all-to-all" for t in own.transfers)
     functions = LayerFunctions(
-        case.config, ranks, Vectors(), Attention(case.config, ranks, rows), agrees=agrees
+        case.config, ranks, case.vectors, Attention(case.config, ranks, rows), agrees=agrees
     )
     found = executor.run(own, given, functions)[case.out]
     scale, layout = wanted.abs().max(), own.outputs[case.out]
@@ -257,6 +277,8 @@ def plain_attention(
     x = tensors["x"] if x is None else x
     q = torch.einsum("ble,ehd->bhld", x, tensors["queries in"])
     k, v = torch.einsum("ble,ejkd->jbkld", x, tensors["keys in"])
+    if own.qk_norm == "whole":
+        q, k = (part * _factor(own, part) for part in (q, k))
     done = F.scaled_dot_product_attention(
         q, k, v, is_causal=True, scale=own.attention_scale, enable_gqa=True
     )
@@ -269,7 +291,12 @@ def plain_experts(own: ModelConfig, tensors: Tensors, x: torch.Tensor) -> torch.
     shares = torch.zeros_like(shares).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
     hidden = torch.einsum("ble,negf->nblgf", x, tensors["experts in"])
     outs = torch.einsum("nblf,nfe->nble", _activate(hidden), tensors["experts out"])
-    return torch.einsum("nble,bln->ble", outs, shares)
+    made = torch.einsum("nble,bln->ble", outs, shares)
+    if "shared in" not in tensors:
+        return made
+    beside = {"mlp in": tensors["shared in"], "mlp out": tensors["shared out"]}
+    share = torch.sigmoid(x @ tensors["share"])[..., None]
+    return made + share * plain_mlp(own, beside, x)
 
 
 def plain_block(own: ModelConfig, tensors: Tensors) -> torch.Tensor:
@@ -278,8 +305,9 @@ def plain_block(own: ModelConfig, tensors: Tensors) -> torch.Tensor:
         normed = _norm(own, x)
         return x + plain_attention(own, tensors, normed) + plain_mlp(own, tensors, normed)
     for part in (plain_attention, plain_mlp if own.experts is None else plain_experts):
-        made = part(own, tensors, x if own.norm_place == "after" else _norm(own, x))
-        x = x + (_norm(own, made) if own.norm_place == "both" else made)
+        is_before = own.norm_place in ("before", "both")
+        made = part(own, tensors, _norm(own, x) if is_before else x)
+        x = x + (_norm(own, made) if own.norm_place in ("both", "update") else made)
         x = _norm(own, x) if own.norm_place == "after" else x
     return x
 
@@ -295,6 +323,11 @@ def plain_logits(own: ModelConfig, tensors: Tensors) -> torch.Tensor:
 def _activate(hidden: torch.Tensor) -> torch.Tensor:
     gate = F.silu(hidden[..., 0, :])
     return gate * hidden[..., 1, :] if hidden.shape[-2] == 2 else gate
+
+
+def _factor(own: ModelConfig, heads: torch.Tensor) -> torch.Tensor:
+    """Over the root mean square of all heads [B, H, L, D] of a token."""
+    return torch.rsqrt(heads.square().mean(dim=(1, 3), keepdim=True) + own.norm_eps)
 
 
 def _norm(own: ModelConfig, x: torch.Tensor) -> torch.Tensor:

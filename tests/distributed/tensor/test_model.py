@@ -39,10 +39,7 @@ ROTATED_BY_LENGTH = {"dynamic", "longrope"}
 REFUSED = {
     **CLASSICS_REFUSED,
     "afmoe": "gates of what is attended",
-    "flex-olmo": "norms of queries and keys as a whole",
-    "flex-olmo, normalised": "norms of queries and keys as a whole",
     "gemma4, experts": "experts beside an MLP",
-    "olmo2": "norms of queries and keys as a whole",
     "afmoe, mostly plain layers": "gates of what is attended",
     "opt, norms after": "32 columns",
     "command a+": "experts in parallel blocks",
@@ -71,13 +68,10 @@ REFUSED = {
     "llama4, plain layers between": "experts whose inputs are weighed",
     "mimo": "values that are narrower than keys",
     "mimo, other layers": "heads of several sizes",
-    "minimax m2": "norms of queries and keys",
     "mistral 4": "latents",
     "mistral 4, groups": "latents",
     "minicpm3": "latents",
     "minicpm3, queries at once": "latents",
-    "olmo3": "norms of queries and keys",
-    "olmoe": "norms of queries and keys",
     "youtu": "latents",
 }
 

@@ -83,7 +83,8 @@ class Executor:
         def lacking(step: Stage, name: str, layout: Layout) -> list[Vector]:
             """Biases that a value is to be given now: once, and when it is no more a sum that ranks
             have parts of."""
-            waiting.setdefault(name, []).extend(_biases(step, name, waiting, vectors))
+            own = _biases(step, name, waiting, vectors)  # which may be those of its last form
+            waiting.setdefault(name, []).extend(own)
             return [] if layout.partial else waiting.pop(name)
 
         for number, step in enumerate(pieces):

@@ -51,7 +51,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "experts whose inputs are weighed": experts is not None and experts.weighs_input,
         "experts beside an MLP, with latents or by token": not is_plain
         and not (experts is not None and experts.weighs_input),
-        "norms of queries and keys as a whole": config.qk_norm == "whole",
+        "centred norms of queries and keys as a whole": config.qk_norm == "whole"
+        and config.has_centred_norms,
         "keys and values as latents": config.latent is not None,
         "layers that keep a state": config.recurrence is not None,
         "layers of one part": config.parts is not None,

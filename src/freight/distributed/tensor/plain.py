@@ -49,6 +49,8 @@ def compute_plain(
             return _activate(config, x, beside.limit)
         case "square sum":
             return _square_sum(step, x)
+        case "norm" if "D" in step.out_layout.dims:
+            return _norm_heads(config, x, others[0], beside)
         case "norm":
             return _norm(config, x, others[0], beside)
     assert step.kind == "copy"
@@ -112,6 +114,8 @@ def _activate(config: ModelConfig, hidden: torch.Tensor, limit: float | None) ->
 def _square_sum(step: Compute, x: torch.Tensor) -> torch.Tensor:
     """Of squares; where the norm centres, of plain numbers before them. In 32 bits at least."""
     numbers = wide(x)
+    if "D" in step.layouts[0].dims:  # heads
+        numbers = (numbers[:, :, 0] if "J" in step.layouts[0].dims else numbers).flatten(-2)
     squares = numbers.square().sum(dim=-1)
     if "J" not in step.out_layout.dims:
         return squares
@@ -135,6 +139,18 @@ def _norm(config: ModelConfig, x: torch.Tensor, sums: torch.Tensor, beside: Besi
     if beside.bias is not None:
         numbers = numbers + beside.bias
     return numbers.to(x.dtype)
+
+
+def _norm_heads(
+    config: ModelConfig, x: torch.Tensor, sums: torch.Tensor, beside: Beside
+) -> torch.Tensor:
+    """Queries [B, L, H, D] as a whole, or keys [B, L, J, K, D] beside their values."""
+    assert beside.gain is not None and beside.width is not None
+    is_keys = x.dim() == beside.gain.dim() == 5
+    numbers = wide(x[:, :, :1] if is_keys else x)
+    factor = torch.rsqrt(sums / beside.width + config.norm_eps)
+    numbers = (numbers * factor.view(*sums.shape, *[1] * (x.dim() - 2)) * beside.gain).to(x.dtype)
+    return torch.cat((numbers, x[:, :, 1:]), dim=2) if is_keys else numbers
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

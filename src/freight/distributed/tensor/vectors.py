@@ -23,13 +23,15 @@ __all__ = ["Affine", "Beside", "HeadNorm", "Vector", "Vectors"]
 class Beside(NamedTuple):
     """What a rank has of the vectors of a step, each as its values lie: ``gain`` and ``bias`` of a
     norm, or of what a product takes, whose weight may be ``packed``. A norm may not be
-    ``is_wanted``; ``limit`` is that of gates and of what they gate."""
+    ``is_wanted``; ``limit`` is that of gates and of what they gate, ``width`` that of all heads
+    which are normalised together."""
 
     gain: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     packed: PackedWeight | None = None
     is_wanted: bool = True
     limit: float | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,11 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """x * gain + bias over E, of a norm."""
+    """x * gain + bias over E, of a norm; or over heads that are so wide together."""
 
     gain: Vector
     bias: Vector | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +109,5 @@ class Vectors:
             bias=None if bias is None else bias.along(layout, mesh, rank),
             packed=packed,
             is_wanted=step.out not in self.no_norms,
+            width=None if affine is None else affine.width,
         )

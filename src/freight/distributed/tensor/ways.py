@@ -49,10 +49,12 @@ class Ways:
                 "Give ways of one width, inner and experts.",
             )
         is_serial = config.experts is None and not config.parallel and config.norm_place == "before"
+        is_serial &= config.qk_norm != "whole"
         if any(isinstance(way, Dynamic) for way in ways) and not is_serial:
             raise InputError(
                 f"Schemes for a {config.family} model were asked for.",
-                "They are for serial layers with one MLP and norms before their parts.",
+                "They are for serial layers with one MLP, norms before their parts, and of single "
+                "heads.",
                 "Use cuts.",
             )
         self._stored = Cut(width=cuts[0].width, inner=cuts[0].inner, experts=cuts[0].experts)

@@ -168,6 +168,7 @@ class Loader:
         if c.norm_place in ("both", "experts"):
             after = self._affine(f"{prefix}.mlp.post_norm")
             norms |= {f"{part} out normed": after for part in ("mlp", "experts")}
+        norms |= self._whole_norms(f"{prefix}.attention")
         return Vectors(
             norms={name: own for name, own in norms.items() if own is not None},
             inputs={name: own for name, own in inputs.items() if own is not None},
@@ -183,7 +184,7 @@ class Loader:
     def _head_norms(self, prefix: str) -> dict[str, HeadNorm]:
         """Of queries and keys, those that have weights."""
         c, found = self._blueprint.config, {}
-        if c.qk_norm in ("none", "rotated"):
+        if c.qk_norm in ("none", "rotated", "whole"):
             return {}
         for name, letter, dim in (("queries", "q", "H"), ("keys", "k", "K")):
             affine = self._affine(f"{prefix}.{letter}_norm")
@@ -192,6 +193,16 @@ class Loader:
             if c.qk_norm == "each_head":
                 gain = self._of_heads(gain.view(-1, c.head_dim), dim)
             found[name] = HeadNorm(gain, bias)
+        return found
+
+    def _whole_norms(self, prefix: str) -> dict[str, Affine]:
+        """Of queries and keys that are normalised as a whole."""
+        c, found = self._blueprint.config, {}
+        for name, letter, dim in (("queries", "q", "H"), ("keys", "k", "K")):
+            own = self._affine(f"{prefix}.{letter}_norm") if c.qk_norm == "whole" else None
+            if own is not None:
+                gain = self._of_heads(own.gain.tensor.view(-1, c.head_dim), dim)
+                found[name] = Affine(Vector((dim, "D"), gain), width=own.gain.tensor.numel())
         return found
 
     def _sinks(self, layer: int) -> torch.Tensor | None:
