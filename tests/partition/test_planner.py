@@ -236,14 +236,12 @@ OWN: dict[str, dict[str, object]] = {
     "bailing_hybrid": {"layer_group_size": 4},
 }
 UNKNOWN = {
-    *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
-    *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "hy_v3", "flint", "afmoe"),
-    *("cohere2_moe", "kolibri1", "minimax_m3_vl", "minimax_m3_vl_text"),
-    *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
-    *("flex_olmo", "minicpm3", "bamba", "bloom", "falcon_h1", "granitemoeshared", "mpt"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "cohere2_moe", "nemotron_h"),
+    *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "afmoe"),
+    *("minicpm3", "bamba", "bloom", "falcon_h1", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
     *("kimi_linear", "bailing_hybrid", "olmo_hybrid", "gemma4", "mimo_v2_flash"),
-    *("hy_v4", "glm5_next", "deepseek_v4", "laguna", "lfm3", "step3p5", "glm4v_moe_text", "axk1"),
+    *("hy_v4", "glm5_next", "deepseek_v4", "laguna", "lfm3", "step3p5", "axk1"),
     "mistral_large4",
 }
 """Of which no layouts are known."""

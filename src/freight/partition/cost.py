@@ -119,7 +119,13 @@ class Cost:
     def layers(self) -> tuple[tuple[Sharded, int], ...]:
         """Layers of each form, and how many there are."""
         ways = self.ways or tuple(
-            block(self.mesh, self.sizes(window), self.cut, self.config, with_experts=has_experts)
+            block(
+                self.mesh,
+                self.sizes(window, with_experts=has_experts),
+                self.cut,
+                self.config,
+                with_experts=has_experts,
+            )
             for has_experts, window in self.forms
         )
         return tuple(zip(ways, self.forms.values(), strict=True))
@@ -133,12 +139,15 @@ class Cost:
         head = logits(self.mesh, last, self.cut, centred=centred)
         return embedding(self.mesh, sizes, self.cut), head
 
-    def sizes(self, window: int | None) -> dict[str, float]:
-        """Of all dims, heads padded, with keys as far as a window reaches."""
+    def sizes(self, window: int | None, *, with_experts: bool = True) -> dict[str, float]:
+        """Of all dims, heads padded, with keys as far as a window reaches; an MLP in a layer
+        without experts is as wide as it is."""
         step = self.step
         sizes = layer_sizes(
             self.padding.config, rows=step.rows, new_tokens=step.new_tokens, past=step.past
         )
+        if not with_experts:
+            sizes["F"] = self.padding.config.intermediate_size
         if window is not None:
             sizes["S"], sizes["A"] = min(sizes["S"], window), min(sizes["A"], window)
         return sizes

@@ -51,8 +51,6 @@ REFUSED = {
     "deepseek-v3, biases": "latents",
     "deepseek-v3.2": "latents",
     "gemma4": "heads of several sizes",
-    # Of rows beyond their first training's; shorter ones are cut as others are.
-    "ministral 3": "queries that grow with their position",
     "gemma4, capped logits": "norms of values or scales of layers",
     "gemma4, unified": "heads of several sizes",
     "gemma4, inputs of layers": "keys of other layers, or inputs of each layer",
@@ -64,8 +62,6 @@ REFUSED = {
     "hy 4, biases": "several residual streams",
     "laguna": "heads of several sizes",
     "laguna, gates as wide as heads": "gates of what is attended",
-    "llama4": "experts whose inputs are weighed",
-    "llama4, plain layers between": "experts whose inputs are weighed",
     "mimo": "values that are narrower than keys",
     "mimo, other layers": "heads of several sizes",
     "mistral 4": "latents",

@@ -96,7 +96,7 @@ class Attention:
             rows = self._rows_of(rank, step.layouts[0].cut("B"))
             own, others = self._heads(rank, step.layouts)
             norms = {name: vectors.heads.get(name) for name in ("queries", "keys")}
-            q = self._turned(queries[index], rows, norms["queries"], own)
+            q = self._grown(self._turned(queries[index], rows, norms["queries"], own), rows)
             new = keys[index].clone()
             new[:, :, 0] = self._turned(new[:, :, 0], rows, norms["keys"], others)
             heads = self._heads_of_keys(own, others)
@@ -129,6 +129,15 @@ class Attention:
         if own is not None and c.qk_norm == "per_rotated_head":
             x = _normed(c, x, own)
         return _normed(c, x) if c.qk_norm == "rotated" and rope is not None else x
+
+    def _grown(self, q: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Queries [B, L, H, D] by their positions, where these count."""
+        own = self._config.query_growth
+        if own is None or own.rate is None:
+            return q
+        places = rows.kv_lens[:, None] + torch.arange(rows.width, device=q.device)
+        times = places.div(own.span, rounding_mode="floor").to(wide(q).dtype).log1p()
+        return q * (1 + own.rate * times).to(q.dtype)[..., None, None]
 
     def _heads(self, rank: int, layouts: tuple[Layout, ...]) -> tuple[range, range]:
         """Those of queries and of keys that a rank has."""

@@ -100,10 +100,18 @@ class LayerFunctions:
         self._chosen = [
             _choose(own, max(1, int(count.max()))) for own, count in zip(weights, most, strict=True)
         ]
-        return [
+        found = [
             own.flatten(0, 1)[chosen.tokens][:, None]
             for own, chosen in zip(x, self._chosen, strict=True)
         ]
+        if not self._weighs_input:
+            return found
+        pairs = zip(found, self._chosen, strict=True)
+        return [own * chosen.shares[:, None, :, None].to(own.dtype) for own, chosen in pairs]
+
+    @property
+    def _weighs_input(self) -> bool:
+        return self.config.experts is not None and self.config.experts.weighs_input
 
     def _real(self, step: Compute, index: int) -> torch.Tensor | None:
         """Which of a rank's tokens are no padding, [B, L]; None: all."""
@@ -138,6 +146,8 @@ class LayerFunctions:
             here = own_range(mesh, rank, len(chosen.tokens), cut)
             tokens = chosen.tokens[here.start : here.stop].flatten()
             shares = chosen.shares[here.start : here.stop].flatten().to(own.dtype)
+            if self._weighs_input:
+                shares = (shares > 0).to(own.dtype)
             if (bias := self._bias_of(step.layouts[0], rank)) is not None:
                 own = own + bias
             out = own.new_zeros(like.shape[0] * like.shape[1], own.shape[-1])

@@ -33,6 +33,7 @@ _CUT: Final = frozenset(
         "shared_scale",
         "margin",
         "limits",
+        "weighs_input",
     )
 )
 """What may be said of experts."""
@@ -48,9 +49,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         != config.hidden_size,
         "compressed keys": config.kv_format is not None,
         "sparse attention": config.attended_share < 1,
-        "experts whose inputs are weighed": experts is not None and experts.weighs_input,
-        "experts beside an MLP, with latents or by token": not is_plain
-        and not (experts is not None and experts.weighs_input),
+        "experts beside an MLP, with latents or by token": not is_plain,
         "centred norms of queries and keys as a whole": config.qk_norm == "whole"
         and config.has_centred_norms,
         "keys and values as latents": config.latent is not None,
@@ -61,7 +60,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "keys of other layers, or inputs of each layer": config.sharing is not None
         or config.layer_inputs is not None,
         "gates of what is attended": config.gates_attention,
-        "queries that grow with their position": config.query_growth is not None,
+        "queries that grow as was learnt": config.query_growth is not None
+        and config.query_growth.rate is None,
         "values that are narrower than keys": config.value_width is not None,
         "several residual streams": config.streams is not None,
         "norms without gains": config.norm == "layer_bare",
