@@ -164,8 +164,6 @@ CLASSICS_REFUSED: dict[str, str] = {
     "bloom, odd heads": "scores that sink with the distance",
     "mpt": "scores that sink with the distance",
     "mpt, odd heads": "scores that sink with the distance",
-    "olmo": "norms without gains",
-    "olmo, a limit": "with a limit",
 }
 """What cannot be cut over ranks, and what is said of it."""
 

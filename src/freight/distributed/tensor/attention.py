@@ -96,8 +96,10 @@ class Attention:
             rows = self._rows_of(rank, step.layouts[0].cut("B"))
             own, others = self._heads(rank, step.layouts)
             norms = {name: vectors.heads.get(name) for name in ("queries", "keys")}
-            q = self._grown(self._turned(queries[index], rows, norms["queries"], own), rows)
-            new = keys[index].clone()
+            q, new = queries[index], keys[index].clone()
+            if (limit := self._config.qkv_limit) is not None:
+                q, new = q.clamp(-limit, limit), new.clamp_(-limit, limit)
+            q = self._grown(self._turned(q, rows, norms["queries"], own), rows)
             new[:, :, 0] = self._turned(new[:, :, 0], rows, norms["keys"], others)
             heads = self._heads_of_keys(own, others)
             sinks = vectors.sinks

@@ -64,8 +64,6 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         and config.query_growth.rate is None,
         "values that are narrower than keys": config.value_width is not None,
         "several residual streams": config.streams is not None,
-        "norms without gains": config.norm == "layer_bare",
-        "queries, keys and values with a limit": config.qkv_limit is not None,
         "activations with weights": config.activation == "xielu",
         "projections stacked in blocks of heads": config.qkv_blocks is not None,
         "scores that sink with the distance": config.slope_span is not None,

@@ -138,15 +138,16 @@ class Loader:
     # -- vectors -------------------------------------------------------------------------------
 
     def _vectors(self, layer: int | None, packed: Mapping[str, PackedWeight]) -> Vectors:
+        c = self._blueprint.config
         if layer is None:
             norm = self._affine("head.norm")
             return Vectors(
                 norms={} if norm is None else {"normed": norm},
                 biases=self._head_bias(),
                 packed=packed,
-                no_norms=frozenset() if norm is not None else frozenset(["normed"]),
+                no_norms=frozenset() if c.final_norm else frozenset(["normed"]),
             )
-        prefix, c = f"layers.{layer}", self._blueprint.config
+        prefix = f"layers.{layer}"
         attention = self._affine(f"{prefix}.attention.norm")
         is_shared = c.parallel and c.shared_norm
         mlp = attention if is_shared else self._affine(f"{prefix}.mlp.norm")
