@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.runtime import scores
-from freight.runtime.scores import STATE_COLUMNS, RunningScores, ScoreLog, Scores, score
+from freight.runtime.scores import (
+    STATE_COLUMNS,
+    RunningScores,
+    ScoreLog,
+    Scores,
+    join_states,
+    score,
+)
 
 
 def random_logits(num_rows: int, vocab: int, seed: int) -> torch.Tensor:
@@ -70,6 +79,32 @@ def test_a_log_keeps_what_its_row_asks_for() -> None:
     for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
         assert np.array_equal(getattr(kept, name), getattr(expected, name))
     assert len(kept) == 3
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 4])
+@pytest.mark.parametrize("borders", [(), (7,), (2, 2, 9), (0, 11)])
+def test_states_of_parts_are_that_of_the_whole(borders: tuple[int, ...], num_top: int) -> None:
+    """Of parts of any size, which may have nothing; of equal logits the first is the highest."""
+    torch.manual_seed(3)
+    logits = torch.randn(6, 11) if num_top > 1 else torch.randint(-2, 3, (6, 11)).float()
+    targets = torch.tensor([0, 1, 6, 7, 10, -1])
+    states = []
+    for first, last in pairwise([0, *borders, 11]):
+        states.append(torch.empty(6, STATE_COLUMNS + 2 * num_top))
+        own = RunningScores(states[-1])
+        own.clear()
+        if first < last:
+            own.merge(0, logits[:, first:last].clone(), first, targets)
+    found = RunningScores(join_states(states)).result()
+    expected = score(logits, [*range(6)], targets.clamp(min=0).tolist(), num_top)
+    known = slice(0, 5)
+    assert found.logprobs[known] == pytest.approx(expected.logprobs[known], abs=1e-6)
+    assert np.isneginf(found.logprobs[5])
+    assert np.array_equal(found.top_ids, _first_of(logits, num_top))
+
+
+def _first_of(logits: torch.Tensor, num_top: int) -> np.ndarray:
+    return logits.argsort(dim=-1, descending=True, stable=True)[:, :num_top].numpy()
 
 
 def test_logits_that_are_no_numbers_have_no_scores_and_others_beside_them_have() -> None:

@@ -8,6 +8,7 @@ the highest logits with their ids. Knows no rows and no schedule.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["STATE_COLUMNS", "RunningScores", "ScoreLog", "Scores", "score"]
+__all__ = ["STATE_COLUMNS", "RunningScores", "ScoreLog", "Scores", "join_states", "score"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -157,3 +158,25 @@ class RunningScores:
             top_ids=self._top_ids.contiguous().cpu().numpy(),
             top_logprobs=(self._top - total[:, None]).cpu().numpy(),
         )
+
+
+def join_states(states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of parts of the vocabulary that follow each other, states [..., 3 + 2k] of the same
+    positions: that of all of it."""
+    best = torch.stack([own[..., 0] for own in states]).amax(dim=0)
+    # A part without any number weighs nothing, also where none has one.
+    sums = [
+        own[..., 1] * torch.where(own[..., 0] == best, 1.0, torch.exp(own[..., 0] - best))
+        for own in states
+    ]
+    out = torch.empty_like(states[0])
+    out[..., 0], out[..., 1] = best, torch.stack(sums).sum(dim=0)
+    out[..., 2] = torch.stack([own[..., 2] for own in states]).amax(dim=0)
+    num_top = (out.shape[-1] - STATE_COLUMNS) // 2
+    middle = STATE_COLUMNS + num_top
+    values = torch.cat([own[..., STATE_COLUMNS:middle] for own in states], dim=-1)
+    ids = torch.cat([own[..., middle:].view(torch.int32) for own in states], dim=-1)
+    order = values.argsort(dim=-1, descending=True, stable=True)[..., :num_top]
+    out[..., STATE_COLUMNS:middle] = values.gather(-1, order)
+    out[..., middle:] = ids.gather(-1, order).view(torch.float32)
+    return out

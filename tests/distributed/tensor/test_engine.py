@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from freight.distributed.tensor.engine import TensorEngine
 from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.switch import Switch, pinned
 from freight.distributed.tensor.virtual import VirtualRanks
-from freight.errors import InputError
+from freight.distributed.tensor.ways import Way
 from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
+from freight.partition.named import DYNAMIC, Dynamic
 from freight.runtime.params import SamplingParams
 from freight.runtime.request import Completion
 
@@ -23,13 +25,31 @@ from ...runtime.test_engine_parity import CONFIGS
 from .processes import run_ranks
 
 WAYS = (Cut(batch="yx"), Cut(gathered="xyz"))
-SWITCH = Switch((8,), WAYS)
+SCHEMES = (DYNAMIC["Megatron attention, Megatron MLP"], Dynamic(gathered=True))
 
 
-def engine_of(directory: Path, prompts: list[list[int]], params: SamplingParams) -> TensorEngine:
-    model = load_model(directory, VirtualRanks(Mesh.of(x=2, y=2, z=2)), WAYS, dtype=torch.float32)
+def engine_of(
+    directory: Path,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    *,
+    ways: tuple[Way, Way] = WAYS,
+    call_tokens: int = 24,
+    together: bool = False,
+) -> TensorEngine:
+    is_cut = isinstance(ways[0], Cut)
+    mesh = Mesh.of(x=2, y=2, z=2) if is_cut else Mesh.of(x=2)
+    model = load_model(directory, VirtualRanks(mesh), ways, dtype=torch.float32)
     work = tiny.workload(prompts, params.max_tokens, params)
-    return TensorEngine(model, SWITCH, workload=work, tokenizer=None, rows=4, call_tokens=24)
+    return TensorEngine(
+        model,
+        Switch((8,), ways),
+        workload=work,
+        tokenizer=None,
+        rows=4,
+        call_tokens=call_tokens,
+        together=together,
+    )
 
 
 def answers(found: list[Completion]) -> list[Any]:
@@ -75,11 +95,47 @@ def test_tokens_are_scored(tmp_path: Path) -> None:
             assert mine.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-4)
 
 
-def test_scores_of_prompts_are_refused(tmp_path: Path) -> None:
+SCORED = [
+    SamplingParams(max_tokens=3, prompt_logprobs=0),
+    SamplingParams(max_tokens=0, prompt_logprobs=3),
+    SamplingParams(max_tokens=4, prompt_logprobs=5, logprobs=1, n=2, seed=3, temperature=1.0),
+    SamplingParams(max_tokens=4),
+]
+"""Of rows that are together."""
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("call_tokens", [9, 64])
+@pytest.mark.parametrize("ways", [WAYS, (Cut(), Cut(gathered="x", batch="y")), SCHEMES])
+def test_prompts_are_scored(
+    ways: tuple[Way, Way], call_tokens: int, together: bool, tmp_path: Path
+) -> None:
+    """In calls that have a few of their tokens, or several prompts; as one machine scores them."""
     tiny.make_model(tmp_path)
-    prompts, params = tiny.prompts(3, 9), SamplingParams(max_tokens=3, prompt_logprobs=1)
-    with pytest.raises(InputError, match="the last token only"):
-        next(engine_of(tmp_path, prompts, params).run(tiny.requests(prompts, params)))
+    prompts = tiny.prompts(9, 23)
+    requests = [
+        replace(own, params=SCORED[place % 4], score_from=min(1 + place, len(own.prompt_ids)))
+        for place, own in enumerate(tiny.requests(prompts, SCORED[0]))
+    ]
+    with tiny.engine(tmp_path, prompts, 4, SCORED[2], device="cpu") as one:
+        wanted = {own.index: own for own in one.run(iter(requests))}
+    options: dict[str, Any] = {"ways": ways, "call_tokens": call_tokens, "together": together}
+    engine = engine_of(tmp_path, prompts, SCORED[2], **options)
+    found = {own.index: own for own in engine.run(iter(requests))}
+    assert found.keys() == wanted.keys()
+    for index, other in wanted.items():
+        mine = found[index]
+        assert [out.token_ids for out in mine.outputs] == [out.token_ids for out in other.outputs]
+        assert (mine.prompt_logprobs is None) == (other.prompt_logprobs is None)
+        pairs = zip(mine.prompt_logprobs or (), other.prompt_logprobs or (), strict=True)
+        for one_score, other_score in pairs:
+            assert (one_score is None) == (other_score is None)
+            if one_score is not None and other_score is not None:
+                assert one_score.token_id == other_score.token_id
+                assert one_score.logprob == pytest.approx(other_score.logprob, abs=1e-4)
+                assert one_score.rank == other_score.rank
+                tops = [[top.token_id for top in own.top] for own in (one_score, other_score)]
+                assert tops[0] == tops[1]
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def logits_of(model: TensorModel, sweeps: int, ways: list[Cut]) -> list[torch.Te
             tokens = [[(7 * turn + 3 * seat + i) % 90 + 5 for i in range(width)] for seat in seats]
             way = ways[(turn + number) % len(ways)]
             calls.append(model.prepare(batch, tokens, way, seats))
-        found += model.sweep(batch, calls)
+        found += [own.logits for own in model.sweep(batch, calls)]
     return found
 
 

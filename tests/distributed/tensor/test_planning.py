@@ -133,11 +133,6 @@ def test_what_is_not_there_is_refused(changes: dict[str, Any], named: str) -> No
     assert "--split layers" in error.advice
 
 
-def test_scores_of_prompts_are_refused() -> None:
-    work = tiny.workload([[1, 2, 3]], 2, SamplingParams(max_tokens=2, prompt_logprobs=1))
-    assert "last token only" in refused(MODEL_DIR, work, OPTIONS, InputError).limit
-
-
 def test_a_width_that_does_not_divide_is_refused(tmp_path: Path) -> None:
     tiny.make_model(tmp_path, hidden_size=66, num_attention_heads=3, num_key_value_heads=3)
     work = tiny.workload([[1, 2, 3]], 2)

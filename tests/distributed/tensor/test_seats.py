@@ -80,6 +80,42 @@ def test_every_token_comes_once_and_in_order(
     assert len(free) == 8 - len(brought)
 
 
+@given(
+    parts=st.sampled_from([1, 2, 4]),
+    most=st.integers(1, 40),
+    brought=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 40), st.integers(0, 40)),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_every_score_has_its_place(
+    parts: int, most: int, brought: list[tuple[int, int, int]]
+) -> None:
+    """Also of what comes in pieces: the next token of the next call's first, and what is behind all
+    that a row brings."""
+    pages = pages_of(8)
+    pages.admit("compute", [(RowKey(row), 64) for row in range(len(brought))])
+    work = micro_batch([(0, num_new, True) for num_new, _, _ in brought])
+    spans = [
+        span._replace(scored=range(min(first, own), min(last, own)), next_id=7_000_000 + row)
+        for row, (span, (own, first, last)) in enumerate(zip(work.rows, brought, strict=True))
+    ]
+    spans = [span if span.scored else span._replace(scored=range(0)) for span in spans]
+    work = MicroBatch(index=0, rows=tuple(spans), token_ids=work.token_ids)
+    calls, _ = Seats(8, parts, pages, most).calls(work)
+    found = {}
+    for call in calls:
+        for scored in call.scored:
+            brings = call.tokens[scored.row]
+            for number, target in enumerate(scored.targets):
+                found[scored.place + number] = brings[scored.first + number], target
+    before = [work.token_ids[span.start + place] for span in spans for place in span.scored]
+    assert [*zip(before, work.scored_targets(), strict=True)] == [
+        found[place] for place in range(len(found))
+    ]
+
+
 def test_a_row_keeps_its_seat_until_its_pages_are_gone() -> None:
     """Seats that are left go to others."""
     pages = pages_of(2)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+
+import pytest
 
 from ..commands import DIFFERING, NUM_ROWS, SMALL, few_wide_layers, job, lose_a_rank, refused
 from ..forks import Forks
@@ -57,6 +60,23 @@ def test_four_ranks_in_two_stages_write_the_output_of_one(
     assert status == 0, told
     assert "going on: " in told and output.read_bytes() == alone
     assert "of the first of 2 stages" in told
+
+
+def test_ranks_in_stages_score_as_one(forks: Forks, tmp_path: Path) -> None:
+    """Continuations of contexts of many lengths, some cut into several calls."""
+    rows, outputs = tmp_path / "pairs.jsonl", [tmp_path / name for name in ("one", "four")]
+    contexts = ["a cat sat " * count for count in range(1, 13)]
+    pairs = [{"prompt": context, "continuation": " on three mats"} for context in contexts]
+    rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    for count, output, flags in ((1, outputs[0], ()), (4, outputs[1], ("--stages", "2"))):
+        own = job(rows, output) if count == 1 else cut(rows, output, *flags)
+        status, said = forks.finish(count, own)
+        assert status == 0, said
+    one, four = ([*map(json.loads, own.read_text().splitlines())] for own in outputs)
+    assert len(one) == len(four) == len(pairs)
+    for own, other in zip(one, four, strict=True):
+        assert own["logprob"] == pytest.approx(other["logprob"], abs=1e-3)
+        assert own["is_greedy"] == other["is_greedy"] and own["num_tokens"] == other["num_tokens"]
 
 
 def test_flags_that_mean_nothing_are_refused(rows: Path, forks: Forks, tmp_path: Path) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from freight.distributed.tensor.attention import Rows
 from freight.distributed.tensor.cache import KVCache
+from freight.distributed.tensor.scoring import Scored
 from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.model.rope import inverse_frequencies
 from freight.model.switches import ModelConfig
 from freight.quantities import align_up
 
-__all__ = ["Batch", "ModelCall", "prepare"]
+__all__ = ["Batch", "Left", "ModelCall", "prepare"]
 
 
 class Batch:
@@ -26,10 +28,18 @@ class Batch:
         self.lengths = torch.zeros(num_rows, dtype=torch.long)
 
 
+class Left(NamedTuple):
+    """What a call leaves on every rank: ``logits`` [R, V], ``states`` of scores [R, C, state]."""
+
+    logits: torch.Tensor
+    states: torch.Tensor
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCall:
     """``ids`` [B, L] of rows, of which the first ``num_rows`` are no padding. Rows of the batch
-    have up to ``used`` tokens before, those of the call up to ``longest`` then."""
+    have up to ``used`` tokens before, those of the call up to ``longest`` then. ``scored`` are
+    tokens of theirs whose next ones are."""
 
     rows: Rows
     ids: torch.Tensor
@@ -38,6 +48,7 @@ class ModelCall:
     used: int
     longest: int
     to_logits: bool
+    scored: Scored | None = None
 
 
 def prepare(
@@ -51,6 +62,7 @@ def prepare(
     dtype: torch.dtype,
     device: torch.device,
     to_logits: bool = True,
+    scored: Scored | None = None,
 ) -> ModelCall:
     """The new ``tokens`` of each row, which the batch's rows have from now on. The rows are the
     batch's ``seats``, of each of its equal parts as many, in their order; or all of them. Where
@@ -87,6 +99,7 @@ def prepare(
         used=used,
         longest=int(after.max()),
         to_logits=to_logits,
+        scored=scored,
     )
 
 

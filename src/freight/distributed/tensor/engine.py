@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import torch
 
-from freight.distributed.tensor.calls import Batch, ModelCall
+from freight.distributed.tensor.calls import Batch, Left, ModelCall
 from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.names import describe
+from freight.distributed.tensor.scoring import Scored, state_width
 from freight.distributed.tensor.seats import Call, Seats
+from freight.distributed.tensor.stages import Wire
 from freight.distributed.tensor.switch import Switch
 from freight.distributed.tensor.ways import Way
-from freight.errors import InputError
 from freight.memory.kv_cache import KVCache
 from freight.model.batch import MicroBatch
 from freight.plan.policy import Admission, Policy, Split
@@ -35,35 +36,51 @@ from freight.runtime.params import check_tokenizer, check_vocabulary
 from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
-from freight.runtime.scores import score
+from freight.runtime.scores import RunningScores, Scores, score
 from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["TensorEngine", "follow"]
 
 _PAGE_TOKENS: Final = 16
 _END, _BEGIN, _STEP = range(3)
-_HEADER: Final = 7
+_HEADER: Final = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Told:
     """A call as all ranks know it: ``lengths`` [B] of all seats of its batch, the ``seats`` [R] of
-    its rows, how many tokens they bring [R], and these [R, L]."""
+    its rows, how many tokens they bring [R], and these [R, L]. From the ``first`` [R] of these on
+    ``targets`` [R, C] are scored."""
 
     lengths: torch.Tensor
     seats: torch.Tensor
     num_new: torch.Tensor
     ids: torch.Tensor
+    first: torch.Tensor
+    targets: torch.Tensor
 
     @property
     def packed(self) -> torch.Tensor:
-        return torch.cat((self.lengths, self.seats, self.num_new, self.ids.flatten()))
+        rows = self.seats, self.num_new, self.first
+        return torch.cat((self.lengths, *rows, self.ids.flatten(), self.targets.flatten()))
 
     @classmethod
-    def of(cls, packed: torch.Tensor, seats: int, rows: int, width: int) -> Self:
-        sizes = [seats, rows, rows, rows * width]
-        lengths, own, num_new, ids = torch.split(packed, sizes)
-        return cls(lengths=lengths, seats=own, num_new=num_new, ids=ids.view(rows, width))
+    def of(cls, packed: torch.Tensor, seats: int, rows: int, width: int, scored: int) -> Self:
+        sizes = [seats, rows, rows, rows, rows * width, rows * scored]
+        lengths, own, num_new, first, ids, targets = torch.split(packed, sizes)
+        return cls(
+            lengths=lengths,
+            seats=own,
+            num_new=num_new,
+            ids=ids.view(rows, width),
+            first=first,
+            targets=targets.view(rows, scored),
+        )
+
+    @classmethod
+    def size(cls, seats: int, rows: int, width: int, scored: int) -> int:
+        """Of what is packed."""
+        return seats + rows * (3 + width + scored)
 
     def tokens(self) -> list[list[int]]:
         return [
@@ -100,6 +117,7 @@ class TensorEngine:
         self._workload = workload
         self._tokenizer = tokenizer
         self._longest = workload.max_total_tokens
+        self._num_top = workload.max_logprobs
         self._call_tokens = call_tokens
         self._together = together
         # Where ways want keys otherwise, going from one to the other moves those of all rows.
@@ -155,9 +173,9 @@ class TensorEngine:
         seats = Seats(count, parts, pages, self._call_tokens)
         for sweep in scheduler.sweeps():
             for work in sweep.works:
-                logits = yield from self._logits(batch, seats, work.batch, number)
+                logits, scores = yield from self._computed(batch, seats, work.batch, number)
                 made = _make(logits, scheduler.draws(work.batch))
-                yield from scheduler.update(work.batch, made)
+                yield from scheduler.update(work.batch, replace(made, prompt_scores=scores))
 
     def _pages(self, rows: int) -> KVCache:
         """What the scheduler counts: pages without bytes, for all seats."""
@@ -175,44 +193,50 @@ class TensorEngine:
         for request in requests:
             check_vocabulary(request.params, self.model.config.vocab_size)
             check_tokenizer(request.params, self._tokenizer)
-            is_scored = request.params.prompt_logprobs is not None
-            if is_scored and len(request.prompt_ids) > request.score_from:
-                raise InputError(
-                    "Log-probabilities of a prompt were asked for.",
-                    "A model that is cut over ranks computes logits of the last token only.",
-                    "Run the job without torchrun, or leave --prompt-logprobs out.",
-                )
             yield request
 
-    def _logits(
+    def _computed(
         self, batch: Batch, seats: Seats, work: MicroBatch, lane: int
-    ) -> Generator[None, None, torch.Tensor]:
-        """[n, V] in float32, of the rows that make a token; None where others may compute."""
+    ) -> Generator[None, None, tuple[torch.Tensor, Scores | None]]:
+        """Logits [n, V] in float32, of the rows that make a token, and scores of prompts; None
+        where others may compute."""
         calls, free = seats.calls(work)
         batch.lengths[free] = 0
         found = torch.empty(work.num_logits, self.model.config.vocab_size)
+        states = torch.empty(work.num_scored, state_width(self._num_top))
         together = len(calls) if self._together else 1
         for first in range(0, len(calls), together):
             some = calls[first : first + together]
             made = self._sweep(batch, some, lane)
             answers = self.model.passage.answers
-            wanted = [number for number, call in enumerate(some) if call.wanted]
-            if wanted and answers is not None:
+            if answers is not None and any(call.wanted or call.scored for call in some):
                 yield None
-                for number in wanted:
-                    (made[number],) = answers.receive([self._like(some[number])])
-            for number in wanted:
-                rows, places = ([pair[own] for pair in some[number].wanted] for own in range(2))
-                found[places] = made[number][rows].float().cpu()
-        return found
+                made = [self._received(answers, call) for call in some]
+            for call, own in zip(some, made, strict=True):
+                if call.wanted:
+                    rows, places = ([pair[part] for pair in call.wanted] for part in range(2))
+                    found[places] = own.logits[rows].float().cpu()
+                for scored in call.scored:
+                    count, place = len(scored.targets), scored.place
+                    states[place : place + count] = own.states[scored.row, :count].cpu()
+        return found, RunningScores(states).result() if work.num_scored else None
 
-    def _like(self, call: Call) -> torch.Tensor:
-        """What logits of a call look like."""
-        size = len(call.seats), self.model.config.vocab_size
-        return torch.empty(size, dtype=self.model.dtype, device=self.model.executor.ranks.device)
+    def _received(self, answers: Wire, call: Call) -> Left:
+        """What the last stage has made of a call."""
+        device, rows = self.model.executor.ranks.device, len(call.seats)
+        logits = states = torch.empty(0)
+        if call.wanted:
+            size = rows, self.model.config.vocab_size
+            like = torch.empty(size, dtype=self.model.dtype, device=device)
+            (logits,) = answers.receive([like])
+        if call.scored:
+            count = _most_scored(call)
+            like = torch.empty(rows, count, state_width(self._num_top), device=device)
+            (states,) = answers.receive([like])
+        return Left(logits, states)
 
-    def _sweep(self, batch: Batch, calls: Sequence[Call], lane: int) -> list[torch.Tensor]:
-        """Logits of all rows of each call, where all layers are here."""
+    def _sweep(self, batch: Batch, calls: Sequence[Call], lane: int) -> list[Left]:
+        """What is left of each call, where all layers are here."""
         self.model.passage.allow(len(calls))
         told = [
             self._tell_of(batch, call, lane, len(calls) - number)
@@ -229,16 +253,24 @@ class TensorEngine:
         ids = torch.zeros(rows, width, dtype=torch.long)
         for row, tokens in enumerate(call.tokens):
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        count = _most_scored(call)
+        first, targets = torch.zeros(rows, dtype=torch.long), torch.full((rows, count), -1)
+        for own in call.scored:
+            first[own.row] = own.first
+            targets[own.row, : len(own.targets)] = torch.tensor(own.targets)
         told = _Told(
             lengths=batch.lengths,
             seats=torch.tensor(call.seats),
             num_new=torch.tensor([*map(len, call.tokens)]),
             ids=ids,
+            first=first,
+            targets=targets,
         )
         way = self._way(call)
         counts = self.taken[way]
         counts[0], counts[1] = counts[0] + call.num_tokens, counts[1] + 1
-        header = [_STEP, rows, width, self.model.ways.index(way), bool(call.wanted), lane, left]
+        index, num_top = self.model.ways.index(way), self._num_top
+        header = [_STEP, rows, width, index, bool(call.wanted), lane, left, count, num_top]
         _tell(self.model, header)
         _from_first(self.model, told.packed)
         return _prepared(self.model, batch, told, header)
@@ -300,28 +332,42 @@ def follow(model: TensorModel) -> None:
         if not calls:
             passage.allow(left + 1)
         count = len(batch.lengths)
-        empty = torch.zeros(count + rows * (2 + size), dtype=torch.long)
-        told = _Told.of(_from_first(model, empty), count, rows, size)
+        sizes = count, rows, size, header[7]
+        empty = torch.zeros(_Told.size(*sizes), dtype=torch.long)
+        told = _Told.of(_from_first(model, empty), *sizes)
         calls.append(_prepared(model, batch, told, header))
         if left:
             continue
-        for call, logits in zip(calls, model.sweep(batch, calls), strict=True):
-            if call.to_logits and passage.answers is not None:
-                passage.answers.send([logits])
+        for call, own in zip(calls, model.sweep(batch, calls), strict=True):
+            if passage.answers is not None:
+                made = (call.to_logits, own.logits), (call.scored is not None, own.states)
+                for is_wanted, part in made:
+                    if is_wanted:
+                        passage.answers.send([part])
         calls = []
 
 
 def _prepared(model: TensorModel, batch: Batch, call: _Told, header: Sequence[int]) -> ModelCall:
     batch.lengths = call.lengths.clone()
     way, is_wanted = model.ways[header[3]], bool(header[4])
-    seats = call.seats.tolist()
+    seats, scored = call.seats.tolist(), None
+    if call.targets.shape[1]:
+        device = model.executor.ranks.device
+        first, targets = call.first.to(device), call.targets.to(device)
+        scored = Scored(first=first, targets=targets, num_top=header[8])
     return model.prepare(
         batch,
         call.tokens(),
         way,
         None if len(seats) == len(batch.lengths) else seats,
         to_logits=is_wanted,
+        scored=scored,
     )
+
+
+def _most_scored(call: Call) -> int:
+    """Of a row."""
+    return max((len(own.targets) for own in call.scored), default=0)
 
 
 def _tell(model: TensorModel, values: Sequence[int]) -> list[int]:

@@ -149,6 +149,13 @@ class Executor:
         self.moved[own.kind, what] += self.ranks.sent_bytes - before
         return moved
 
+    def gather(self, parts: Parts, axes: str, what: What) -> list[Parts]:
+        """For each own rank what all have along some axes, in order, counted."""
+        before = self.ranks.sent_bytes
+        gathered = self.ranks.all_gather(parts, axes)
+        self.moved["all-gather", what] += self.ranks.sent_bytes - before
+        return gathered
+
     def _compute(
         self,
         step: Compute,

@@ -133,6 +133,7 @@ class Fits:
             call_tokens=call_tokens,
             prompt=self.workload.max_prompt_tokens,
             dtype_bytes=self.dtype.itemsize,
+            has_scores=self.workload.max_scored_tokens > 0,
         )
         return Planned(
             mesh=chosen.mesh,

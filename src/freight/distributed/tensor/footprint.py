@@ -16,6 +16,7 @@ from freight.distributed.tensor.attention import MOST_SCORES, is_fused_attention
 from freight.distributed.tensor.executor import last_uses
 from freight.distributed.tensor.layers import layer_bytes, slots_bytes
 from freight.distributed.tensor.packed import PackedWeights
+from freight.distributed.tensor.scoring import MOST_SCORED
 from freight.distributed.tensor.ways import Way, Ways
 from freight.partition.layout import Layout
 from freight.partition.sharded import Compute, Sharded, Transfer
@@ -95,15 +96,17 @@ def footprint(
     call_tokens: int,
     prompt: int,
     dtype_bytes: int,
+    has_scores: bool = False,
 ) -> Footprint:
     """Of ``rows`` that have ``longest`` tokens at most, ``prompt`` of them before the first is
-    made, in calls of up to ``call_tokens``. InputError where they cannot be cut so."""
+    made, in calls of up to ``call_tokens``. Some may have tokens that are scored. InputError where
+    they cannot be cut so."""
     config = ways.config
     rows = align_up(rows, ways.row_parts)
     width = max(1, min(prompt, call_tokens // ways.row_parts))
     together = min(rows, max(1, call_tokens // width // ways.row_parts) * ways.row_parts)
     calls = [
-        _call(ways, packed, way, count, tokens, longest, dtype_bytes)
+        _call(ways, packed, way, count, tokens, longest, dtype_bytes, MOST_SCORED * has_scores)
         for way in ways.ways
         for count, tokens in ((rows, 1), (together, width))
     ]
@@ -150,6 +153,7 @@ def _call(
     tokens: int,
     longest: int,
     dtype_bytes: int,
+    scored: int,
 ) -> float:
     tokens = align_up(tokens, ways.token_parts(way))
     programmes = ways.programmes(way, rows, tokens)
@@ -171,7 +175,7 @@ def _call(
     peak = max(_values(own, longest, dtype_bytes, fused) for own in layers)
     # One that is kept in fewer bits lies as it was sent, and is widened before it is used.
     peak += 3 * gathered + widened + packed.scratch_bytes(dtype_bytes)
-    vocabulary = rows * ways.config.vocab_size
+    vocabulary = max(rows, scored) * ways.config.vocab_size
     last = _values(programmes.logits, longest, dtype_bytes, fused) + 4 * _WIDE * vocabulary
     first = _values(programmes.embedding, longest, dtype_bytes, fused)
     return stream + max(peak, first, last)

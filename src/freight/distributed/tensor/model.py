@@ -19,7 +19,7 @@ from freight.distributed.tensor.ahead import WeightsAhead, weights_in_order
 from freight.distributed.tensor.attention import Attention, Rows
 from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.cache import KVCache, moves_between
-from freight.distributed.tensor.calls import Batch, ModelCall, prepare
+from freight.distributed.tensor.calls import Batch, Left, ModelCall, prepare
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.layers import OnDisk, StoredLayers
@@ -29,6 +29,7 @@ from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_gro
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
 from freight.distributed.tensor.regions import Regions
+from freight.distributed.tensor.scoring import Scored, pick, score_parts
 from freight.distributed.tensor.stages import Passage
 from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.vectors import Vector, Vectors
@@ -255,6 +256,7 @@ class TensorModel:
         seats: Sequence[int] | None = None,
         *,
         to_logits: bool = True,
+        scored: Scored | None = None,
     ) -> ModelCall:
         """A call that brings new ``tokens`` of each of some rows: the batch's ``seats``, of each of
         its ``row_parts`` equal parts as many, in their order; or all of them."""
@@ -268,6 +270,7 @@ class TensorModel:
             dtype=self.dtype,
             device=self._ranks.device,
             to_logits=to_logits,
+            scored=scored,
         )
 
     def step(
@@ -278,14 +281,14 @@ class TensorModel:
         seats: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Logits of a sweep of one call."""
-        return self.sweep(batch, [self.prepare(batch, tokens, way, seats)])[0]
+        return self.sweep(batch, [self.prepare(batch, tokens, way, seats)])[0].logits
 
     @torch.inference_mode()
-    def sweep(self, batch: Batch, calls: Sequence[ModelCall]) -> list[torch.Tensor]:
+    def sweep(self, batch: Batch, calls: Sequence[ModelCall]) -> list[Left]:
         """Of each call logits [R, V] after the last new token of each row, on every rank; of a row
         that brings none they mean nothing. Where nobody wants what comes ``to_logits`` there are
-        none, nor on a stage that is not the last. Each layer is computed for all calls in turn, so
-        that its weights come once."""
+        none, nor on a stage that is not the last; likewise of scores. Each layer is computed for
+        all calls in turn, so that its weights come once."""
         streams = [self._entering(call) for call in calls]
         uses = [
             (place, call.programmes.layers[kind])
@@ -308,12 +311,31 @@ class TensorModel:
             raise AssertionError
         return [self._leaving(call, *stream) for call, stream in zip(calls, streams, strict=True)]
 
-    def _leaving(self, call: ModelCall, x: Parts, layout: Layout) -> torch.Tensor:
-        """What passes on behind the own layers, and logits where there are to be some."""
+    def _leaving(self, call: ModelCall, x: Parts, layout: Layout) -> Left:
+        """What passes on behind the own layers, and what is left of the call there."""
         if self.passage.after is not None:
             self.passage.after.send(x)
-        if not call.to_logits or not self.passage.stage.is_last:
-            return torch.empty(0, self.config.vocab_size)
+        nothing = torch.empty(0)
+        if not self.passage.stage.is_last:
+            return Left(nothing, nothing)
+        return Left(
+            self._logits(call, x, layout) if call.to_logits else nothing,
+            nothing if call.scored is None else self._states(call.scored, x, layout),
+        )
+
+    def _states(self, scored: Scored, x: Parts, layout: Layout) -> torch.Tensor:
+        """[B, C, state] of the tokens that are scored, some at a time."""
+        found = []
+        for places, targets in scored.in_turn():
+            programme = self._ways.scores(*places.shape)
+            some = self._between(pick(self._ranks, x, layout, places), layout, programme)
+            logits, lain = self._run(programme, {"x": some}, self._ends)
+            logits = [self._scaled(part)[:, : targets.shape[1]] for part in logits]
+            sizes = {"vocab_size": self.config.vocab_size, "num_top": scored.num_top}
+            found.append(score_parts(self.executor, logits, lain, targets, **sizes))
+        return torch.cat(found, dim=1)
+
+    def _logits(self, call: ModelCall, x: Parts, layout: Layout) -> torch.Tensor:
         x = [
             self._last(part, layout, call.rows, rank)
             for part, rank in zip(x, self._ranks.own, strict=True)
@@ -403,10 +425,11 @@ class TensorModel:
                 step = Move("all-gather", axes, source=dim)
                 logits = self.executor.move(logits, layout, step, "between layers")
                 layout = move(layout, step)
-        found = logits[0][:, 0, : self.config.vocab_size]
-        if self.config.logits_scale is not None:
-            found = found * self.config.logits_scale
-        cap = self.config.logits_softcap
+        return self._scaled(logits[0][:, 0, : self.config.vocab_size])
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        scale, cap = self.config.logits_scale, self.config.logits_softcap
+        found = logits if scale is None else logits * scale
         return found if cap is None else torch.tanh(found / cap) * cap
 
 

@@ -180,13 +180,6 @@ def _open(
             "A model that is cut over ranks has the rows of its vocabulary as its head.",
             "Use --split layers or rows.",
         )
-    if workload.max_scored_tokens:
-        raise InputError(
-            f"Log-probabilities of up to {workload.max_scored_tokens} tokens of a prompt were "
-            "asked for.",
-            "A model that is cut over ranks computes logits of the last token only.",
-            "Use --split layers or rows, or leave out --prompt-logprobs and continuations.",
-        )
     device = find_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     if options.dummy_seed is None:

@@ -9,24 +9,37 @@ made up by rows that bring nothing. Knows tokens, no tensors and no layouts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freight.memory.kv_cache import KVCache
 from freight.model.batch import MicroBatch, RowKey
 
-__all__ = ["Call", "Seats"]
+__all__ = ["Call", "ScoredRow", "Seats"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredRow:
+    """Of the ``row`` of a call those of its tokens from ``first`` on whose next ones, ``targets``,
+    are scored; ``place`` is that of the first of these among all of the micro-batch."""
+
+    row: int
+    first: int
+    targets: Sequence[int]
+    place: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """Rows of a batch that are computed at once: their ``seats`` in order, how many tokens each has
     and which it brings. Of ``wanted`` logits each is (row of the call, place in the micro-batch).
+    ``scored`` are its rows' tokens whose next ones are scored.
     """
 
     seats: tuple[int, ...]
     kv_lens: tuple[int, ...]
     tokens: tuple[Sequence[int], ...]
     wanted: tuple[tuple[int, int], ...]
+    scored: tuple[ScoredRow, ...] = ()
 
     @property
     def width(self) -> int:
@@ -45,17 +58,29 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """What a row brings: its tokens behind ``kv_len`` others; ``place`` of the logits after the
-    last of them, -1: none."""
+    last of them, -1: none. From token ``first`` on ``targets`` are scored, which are from
+    ``scored_place`` on among all of the micro-batch."""
 
     seat: int
     kv_len: int
     tokens: Sequence[int]
     place: int
+    first: int = 0
+    targets: Sequence[int] = ()
+    scored_place: int = 0
 
     def cut(self, count: int) -> tuple[_Piece, _Piece]:
         """The first ``count`` tokens, and the rest."""
-        first = _Piece(self.seat, self.kv_len, self.tokens[:count], -1)
-        rest = _Piece(self.seat, self.kv_len + count, self.tokens[count:], self.place)
+        here = min(max(0, count - self.first), len(self.targets))
+        first = replace(self, tokens=self.tokens[:count], place=-1, targets=self.targets[:here])
+        rest = replace(
+            self,
+            kv_len=self.kv_len + count,
+            tokens=self.tokens[count:],
+            first=max(0, self.first - count),
+            targets=self.targets[here:],
+            scored_place=self.scored_place + here,
+        )
         return first, rest
 
 
@@ -76,13 +101,19 @@ class Seats:
             seat = self._taken.pop(key)
             self._free[seat // self._size].append(seat)
         pieces: list[_Piece] = []
-        place = -1
+        place, targets, num_scored = -1, work.scored_targets(), 0
         for span in work.rows:
             place += bool(span.logit_positions)
             own = work.token_ids[span.start : span.end]
             for key in span.keys:
                 wanted = place if span.logit_positions and key == span.row else -1
-                pieces.append(_Piece(self._seat(key), span.kv_len, own, wanted))
+                piece = _Piece(self._seat(key), span.kv_len, own, wanted)
+                if key == span.row:
+                    mine = targets[num_scored : num_scored + len(span.scored)]
+                    first = span.scored.start
+                    piece = replace(piece, first=first, targets=mine, scored_place=num_scored)
+                pieces.append(piece)
+            num_scored += len(span.scored)
         found: list[Call] = []
         while pieces:
             turn, pieces = self._turn(pieces)
@@ -149,5 +180,15 @@ class Seats:
                 (row, own[seat].place)
                 for row, seat in enumerate(seats)
                 if seat in own and own[seat].place >= 0
+            ),
+            scored=tuple(
+                ScoredRow(
+                    row=row,
+                    first=own[seat].first,
+                    targets=own[seat].targets,
+                    place=own[seat].scored_place,
+                )
+                for row, seat in enumerate(seats)
+                if seat in own and own[seat].targets
             ),
         )

@@ -22,7 +22,7 @@ from freight.model.switches import ModelConfig
 __all__ = ["Passage", "ProcessWire", "Stage", "Wire", "in_stage", "largest_part", "passage_of"]
 
 _MESSAGES: Final = 3
-"""Of a call: what it is, what its rows bring, and the stream."""
+"""Of a call: what it is, what its rows bring, and the stream; or its logits, and its scores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

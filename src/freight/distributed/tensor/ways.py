@@ -127,6 +127,10 @@ class Ways:
         """For ``rows`` of so many tokens, of which one each comes to the head."""
         return _programmes(self, way, rows, tokens)
 
+    def scores(self, rows: int, tokens: int) -> Sharded:
+        """The head on so many tokens of each of some rows, with its weights where they are."""
+        return _scores(self, rows, tokens)
+
     def _layer(self, way: Way, sizes: dict[str, float], with_experts: bool) -> Sharded:
         if isinstance(way, Dynamic):
             return dynamic_layer(self.mesh, sizes, way, centred=self.config.has_centred_norms)
@@ -143,6 +147,12 @@ def _programmes(ways: Ways, way: Way, rows: int, tokens: int) -> Programmes:
         {own: ways._layer(way, ways.sizes(rows, tokens, own), own) for own in kinds},
         logits(ways.mesh, last, cut, centred=config.has_centred_norms),
     )
+
+
+@lru_cache(maxsize=64)
+def _scores(ways: Ways, rows: int, tokens: int) -> Sharded:
+    sizes = ways.sizes(rows, tokens, False)
+    return logits(ways.mesh, sizes, ways._stored, centred=ways.config.has_centred_norms)
 
 
 def _cut_of(way: Way) -> Cut:
