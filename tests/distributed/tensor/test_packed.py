@@ -310,7 +310,11 @@ def test_quantised_checkpoints_are_cut(name: str, tmp_path: Path) -> None:
     assert integers(model)["mlp in"] == 2
 
 
-@pytest.mark.parametrize("name", ["llama, biases and tied head", "mixtral"])
+GGUF = ["llama, biases and tied head", "mixtral", "gemma3", "gpt_oss", "qwen2_moe", "granite"]
+GGUF += ["granite_moe", "smollm3", "glm4", "glm4_moe", "dots1", "olmo", "olmo2", "olmo3", "olmoe"]
+
+
+@pytest.mark.parametrize("name", GGUF)
 def test_gguf_files_are_cut(name: str, tmp_path: Path) -> None:
     """Matrices of several types, a quantised table, rows that are woven in the file."""
     wanted = gguf.prepare(tmp_path, name, gguf.mixed)
