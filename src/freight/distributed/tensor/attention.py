@@ -229,10 +229,18 @@ class Attention:
         if sinks is None:
             shares = torch.softmax(scores, dim=-1)
         else:
-            own = sinks.to(scores.dtype).view(K, H // K, 1, 1).expand(R, -1, -1, L, 1)
-            shares = torch.softmax(torch.cat((scores, own), dim=-1), dim=-1)[..., :-1]
-        found = shares.reshape(R, K, -1, S) @ values
+            shares = _shares_beside(scores, sinks.view(K, H // K, 1))
+        found = shares.view(R, K, -1, S) @ values
         return found.view(R, K, H // K, L, D).permute(0, 3, 1, 2, 4).reshape(R, L, H, D)
+
+
+def _shares_beside(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Of scores [R, K, H / K, L, S], in place, what a softmax makes of them and of a score of each
+    head, [K, H / K, 1], that gives nothing."""
+    top = torch.maximum(scores.amax(dim=-1), sinks.to(scores.dtype))
+    scores.sub_(top[..., None]).exp_()
+    total = scores.sum(dim=-1, dtype=wide(top).dtype) + torch.exp(sinks - wide(top))
+    return scores.div_(total[..., None])
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, pairs: bool) -> torch.Tensor:
