@@ -37,6 +37,25 @@ def test_ways_are_compared_in_a_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert "best     " in out and "--weights" in out and "layers   0 to " in out
 
 
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("qwen3.5-9b", ()),
+        ("gemma-4-31b", ()),
+        ("llama-3-8b", ("--task", "embed", "--workload", "64:1")),
+    ],
+)
+def test_what_a_run_would_refuse_is_named(
+    model: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers that ranks cannot cut, and what is read in place of a token."""
+    assert plan("--model", model, "--machine", "h100", "--chips", "2", *flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (cut,) = [line for line in lines if line.startswith("tensor 2  ")]
+    assert " -  It has " in cut and cut.endswith("cannot be cut yet.")
+    assert any(line.startswith("best     data 2: ") for line in lines)
+
+
 def test_ways_are_compared_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     record = records(capsys, *FOUR)
     ways = record["ways"]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from freight.distributed.tensor.limits import refuse_what_cannot_be_cut
 from freight.entrypoints.plan_report import (
     Question,
     costs_of,
@@ -58,6 +59,8 @@ def parallel_for(
     machine = question.machine
 
     def of_model(config: ModelConfig) -> Mapping[str, TensorSource]:
+        if config != question.config:
+            refuse_what_cannot_be_cut(question.config)
         if question.stored and config != question.config:
             raise InputError(
                 "Matrices of a checkpoint were to be cut over chips.",
