@@ -236,7 +236,7 @@ OWN: dict[str, dict[str, object]] = {
     "bailing_hybrid": {"layer_group_size": 4},
 }
 UNKNOWN = {
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "cohere2_moe", "nemotron_h"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "nemotron_h"),
     *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "afmoe"),
     *("minicpm3", "bamba", "bloom", "falcon_h1", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),

@@ -16,6 +16,7 @@ from typing import Final
 from freight.errors import InputError
 from freight.model.switches import ModelConfig
 from freight.partition.layout import Mesh
+from freight.partition.limits import refuse_unknown
 from freight.partition.sharded import Sharded, Sizes, Writer
 
 __all__ = [
@@ -101,7 +102,7 @@ def layer_sizes(
 ) -> dict[str, float]:
     """Sizes of all dims, for rows of ``new_tokens`` after ``past`` ones that are kept. Raises
     InputError for layers that no layout is known for."""
-    _refuse_unknown(config)
+    refuse_unknown(config)
     experts = config.experts
     width = config.intermediate_size if experts is None else experts.intermediate_size
     return {
@@ -121,28 +122,6 @@ def layer_sizes(
         "S": past + new_tokens,
         "A": past + (new_tokens + 1) / 2,
     }
-
-
-def _refuse_unknown(config: ModelConfig) -> None:
-    kinds = {
-        "a state instead of keys": config.recurrence is not None,
-        "one part alone": config.parts is not None,
-        "gates of what they attend": config.gates_attention,
-        "keys kept as latents": config.latent is not None,
-        "heads of several sizes": config.other_heads is not None,
-        "several residual streams": config.streams is not None,
-        "values that are narrower than keys": config.value_width is not None,
-        "experts beside attention": config.parallel and config.experts is not None,
-        "scores that sink with the distance": config.slope_span is not None,
-    }
-    what = next((name for name, is_so in kinds.items() if is_so), None)
-    if what is None:
-        return
-    raise InputError(
-        f"The layers of a {config.family} model were to be cut over chips.",
-        f"They have {what}, which no layout is known for yet.",
-        "Ask freight plan what one machine does with it, or take another model.",
-    )
 
 
 def feed_forward(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
@@ -175,12 +154,11 @@ def block(
     writer = Writer(mesh, sizes, {_STREAM: cut.stream}, weights)
     _gather_weights(writer, cut)
     if config.parallel:
-        _parallel(writer, cut, config)
-    else:
-        stream = _residual(writer, cut, config, _STREAM, "attention")
-        stream = _residual(writer, cut, config, stream, "experts" if with_experts else "mlp")
-        return writer.finish(stream, "keys")
-    return writer.finish("out", "keys")
+        _parallel(writer, cut, config, with_experts=with_experts)
+        return writer.finish("out", "keys")
+    stream = _residual(writer, cut, config, _STREAM, "attention")
+    stream = _residual(writer, cut, config, stream, "experts" if with_experts else "mlp")
+    return writer.finish(stream, "keys")
 
 
 def embedding(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
@@ -225,14 +203,9 @@ def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: 
         case "mlp":
             _mlp(writer, cut, source)
         case _:
-            own = config.experts
-            is_beside = own is not None and own.shared_size > 0
-            _experts(writer, cut, source, "routed" if is_beside else "experts")
-            if own is not None and is_beside:
-                _beside_experts(writer, cut, source, has_share=own.shared_gate)
+            _all_experts(writer, cut, config, source)
     writer.scatter(part, "E", cut.used_inner)
-    places = ("both", "update", "experts") if part == "experts" else ("both", "update")
-    if config.norm_place in places:
+    if config.norm_place in ("both", "update", part):
         writer.norm(f"{part} out normed", part, centred=centred)
         part = f"{part} out normed"
     out = f"{part} added"
@@ -243,10 +216,22 @@ def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: 
     return out
 
 
-def _parallel(writer: Writer, cut: Cut, config: ModelConfig) -> None:
-    """Attention and MLP of one input: one gathering, one scattering of each kind."""
+def _parallel(writer: Writer, cut: Cut, config: ModelConfig, *, with_experts: bool) -> None:
+    """Attention and MLP, or experts, of one input: one gathering, one scattering of each kind."""
     writer.norm("normed", _STREAM, centred=config.has_centred_norms)
     writer.gather("normed", "E", cut.used_inner)
+    if with_experts:
+        _attention(writer, cut, "normed", whole=config.qk_norm == "whole")
+        _all_experts(writer, cut, config, "normed")
+    else:
+        _attention_and_mlp(writer, cut, config)
+    writer.add("both", "experts" if with_experts else "mlp", "attention")
+    writer.scatter("both", "E", cut.used_inner)
+    writer.add("out", _STREAM, "both")
+
+
+def _attention_and_mlp(writer: Writer, cut: Cut, config: ModelConfig) -> None:
+    """Of one input: what either sends goes beside what the other does."""
     writer.product("hidden", "normed", "mlp in", "B L G F")
     writer.scatter("hidden", "F", cut.used_width)
     writer.together()
@@ -258,9 +243,6 @@ def _parallel(writer: Writer, cut: Cut, config: ModelConfig) -> None:
     _gather_attended(writer, cut)
     writer.product("mlp", "gated", "mlp out", "B L E")
     writer.product("attention", "attended", "attention out", "B L E")
-    writer.add("both", "mlp", "attention")
-    writer.scatter("both", "E", cut.used_inner)
-    writer.add("out", _STREAM, "both")
 
 
 def _mlp(writer: Writer, cut: Cut, source: str) -> None:
@@ -269,6 +251,15 @@ def _mlp(writer: Writer, cut: Cut, source: str) -> None:
     writer.activate("gated", "hidden")
     writer.gather("gated", "F", cut.used_width)
     writer.product("mlp", "gated", "mlp out", "B L E")
+
+
+def _all_experts(writer: Writer, cut: Cut, config: ModelConfig, source: str) -> None:
+    """Those that tokens choose, and the MLP beside them."""
+    own = config.experts
+    is_beside = own is not None and own.shared_size > 0
+    _experts(writer, cut, source, "routed" if is_beside else "experts")
+    if own is not None and is_beside:
+        _beside_experts(writer, cut, source, has_share=own.shared_gate)
 
 
 def _experts(writer: Writer, cut: Cut, source: str, out: str) -> None:

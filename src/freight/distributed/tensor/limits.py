@@ -69,7 +69,6 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "scores that sink with the distance": config.slope_span is not None,
         "a norm of embeddings": config.embedding_norm,
         "matrices with factors": bool(config.factors),
-        "experts in parallel blocks": config.parallel and experts is not None,
         "a readout in place of a head": config.readout is not None,
     }
     wrong = [name for name, is_so in reasons.items() if is_so]

@@ -157,6 +157,7 @@ class Loader:
             norms = {"normed": attention}
         elif c.parallel:
             inputs = {"queries in": attention, "keys in": attention, "mlp in": mlp}
+            inputs |= dict.fromkeys(("router", "experts in", "shared in", "share"), mlp)
         elif c.norm_place == "after":
             norms = {"attention added normed": attention, "mlp added normed": mlp}
         elif c.norm_place == "update":
