@@ -142,8 +142,8 @@ class PackedWeights:
 
     def scratch_bytes(self, plain: int) -> int:
         """What a product wants beside its result where weights are not kept as they are computed
-        with."""
-        if mean_bytes(self._sources, plain) == plain:
+        with, or in 16 bits."""
+        if mean_bytes(self._sources, plain) == plain != torch.bfloat16.itemsize:
             return 0
         c = self._ways.config
         columns = max(c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim)

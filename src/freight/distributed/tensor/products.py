@@ -1,5 +1,5 @@
-"""Products of a rank's tokens and weights that are kept otherwise than tokens: as integers in
-groups, or in fewer bits.
+"""Products of a rank's tokens and weights that are kept otherwise than tokens, as integers in
+groups or in fewer bits, or that are both in 16.
 
 The dims of a step become tokens, rows and columns, and the kernels of one machine multiply. Knows
 no mesh and no rank.
@@ -33,8 +33,8 @@ def multiply_packed(
 
 
 def multiply_narrow(step: Compute, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
-    """The same of a weight that is kept in fewer bits than x; None where its rows do not lie one
-    after the other."""
+    """The same of a weight that is kept in fewer bits than x, or in as many; None where its rows do
+    not lie one after the other."""
     first, second, made = (layout.dims for layout in (*step.layouts, step.out_layout))
     columns = [dim for dim in second if dim not in made]
     shared = [dim for dim in second if dim in made and dim in first]
