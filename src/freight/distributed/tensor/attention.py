@@ -127,7 +127,7 @@ class Attention:
             x = _normed(c, x, own)
         if rope is not None:
             cos, sin = (angles[:, :, None] for angles in rows.angles[rope])
-            x = turned(x, cos, sin, pairs=rope.pairs)
+            x = _rotated(x, cos, sin, pairs=rope.pairs)
         if own is not None and c.qk_norm == "per_rotated_head":
             x = _normed(c, x, own)
         return _normed(c, x) if c.qk_norm == "rotated" and rope is not None else x
@@ -243,7 +243,7 @@ def _shares_beside(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     return scores.div_(total[..., None])
 
 
-def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, pairs: bool) -> torch.Tensor:
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, pairs: bool) -> torch.Tensor:
     """Heads [..., D] by angles [..., rotary/2]: neighbours together with ``pairs``, else an element
     of the first half with one of the second."""
     size = 2 * cos.shape[-1]
